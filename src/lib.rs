@@ -1,0 +1,7 @@
+//! tidegate: Envoy external authorization as a distributed token-bucket rate limiter.
+//!
+//! Modules in reading order. One request is: plan (pure), take (the only await), decide (pure).
+
+pub mod bucket;
+pub mod clock;
+pub mod store;

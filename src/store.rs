@@ -1,0 +1,73 @@
+//! The port to where buckets are kept: take, peek, reset, ping.
+//!
+//! A store takes charges and gives token levels. It knows no identities, tiers or answers.
+
+pub mod memory;
+pub mod redis;
+
+use crate::bucket::{Charge, Key, State, Taken};
+use std::fmt::Debug;
+use std::future::Future;
+use std::pin::Pin;
+use thiserror::Error;
+
+/// What a store's calls return: boxed, so that stores can be wrapped and chosen at run time.
+pub type Pending<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+/// A place where buckets are kept. `tests/it/store.rs` is the suite that every implementation must pass.
+pub trait Store: Debug + Send + Sync {
+    /// Takes all charges, or none: see [`crate::bucket::take`]. The keys of `charges` are distinct.
+    fn take<'a>(&'a self, charges: &'a [Charge]) -> Pending<'a, Taken>;
+
+    /// Tells what [`Store::take`] would find, and writes nothing. `levels` are the tokens before any cost.
+    fn peek<'a>(&'a self, charges: &'a [Charge]) -> Pending<'a, Taken>;
+
+    /// Reads what is stored of one bucket, without refilling it.
+    fn inspect<'a>(&'a self, key: &'a Key) -> Pending<'a, Option<State>>;
+
+    /// Forgets a bucket, which makes it full. Says whether there was one.
+    fn reset<'a>(&'a self, key: &'a Key) -> Pending<'a, bool>;
+
+    /// One round trip, to learn whether the store answers.
+    fn ping(&self) -> Pending<'_, ()>;
+}
+
+/// Why a store did not answer. The text never holds a password; it may hold a bucket's key.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum StoreError {
+    #[error("redis did not answer within {0:?}")]
+    Timeout(std::time::Duration),
+    #[error("cannot reach redis: {0}")]
+    Connection(String),
+    #[error("redis refused the credentials or the command: {0}")]
+    Auth(String),
+    #[error("a bucket's key holds something else than a bucket: {0}")]
+    WrongType(String),
+    #[error("redis is loading its data: {0}")]
+    Loading(String),
+    #[error("redis is a read-only replica: {0}")]
+    ReadOnly(String),
+    #[error("redis is out of memory: {0}")]
+    OutOfMemory(String),
+    #[error("redis answered with an error: {0}")]
+    Refused(String),
+    #[error("redis answered what no tidegate script answers: {0}")]
+    Protocol(String),
+}
+
+impl StoreError {
+    /// A short constant name, fit for a metric's label.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Timeout(_) => "timeout",
+            Self::Connection(_) => "connection",
+            Self::Auth(_) => "auth",
+            Self::WrongType(_) => "wrong_type",
+            Self::Loading(_) => "loading",
+            Self::ReadOnly(_) => "read_only",
+            Self::OutOfMemory(_) => "out_of_memory",
+            Self::Refused(_) => "refused",
+            Self::Protocol(_) => "protocol",
+        }
+    }
+}

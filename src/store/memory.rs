@@ -1,0 +1,1 @@
+//! Buckets in this process's memory.
