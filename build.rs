@@ -7,9 +7,6 @@ const PROTO: &str = "proto/external_auth.proto";
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed={PROTO}");
     let descriptors = protox::compile([PROTO], ["proto"])?;
-    tonic_prost_build::configure()
-        .bytes(".")
-        .build_transport(false)
-        .compile_fds(descriptors)?;
+    tonic_prost_build::configure().bytes(".").build_transport(false).compile_fds(descriptors)?;
     Ok(())
 }

@@ -3,5 +3,7 @@
 //! Modules in reading order. One request is: plan (pure), take (the only await), decide (pure).
 
 pub mod bucket;
+pub mod policy;
+
 pub mod clock;
 pub mod store;

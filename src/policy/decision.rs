@@ -1,0 +1,172 @@
+//! What the caller is told: admitted or denied, why, and when to come again.
+//!
+//! Failing open or closed is a rule like any other, so it is decided here and tested without a broken store.
+
+use super::{Plan, Step};
+use crate::bucket::{Charge, Dimension, Taken};
+use smallvec::SmallVec;
+
+/// Whether denials are carried out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    #[default]
+    Enforce,
+    /// Everything is counted and told, nothing is denied.
+    Shadow,
+}
+
+/// What to do while the store does not answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FailurePolicy {
+    /// Let the request pass: over-admission for a while beats a total outage.
+    #[default]
+    Allow,
+    Deny,
+}
+
+/// How decisions are told to Envoy and to the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answers {
+    /// Send `x-ratelimit-limit`, `-remaining` and `-reset`.
+    pub x_ratelimit: bool,
+    /// Send the IETF draft's `RateLimit` and `RateLimit-Policy`.
+    pub ietf: bool,
+    pub error_answer: ErrorAnswer,
+    /// Remove the headers that carry API keys before the request goes upstream.
+    pub strip_api_key: bool,
+}
+
+impl Default for Answers {
+    fn default() -> Self {
+        Self { x_ratelimit: true, ietf: false, error_answer: ErrorAnswer::default(), strip_api_key: false }
+    }
+}
+
+/// How Envoy is told that the store failed and that the policy is to deny.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ErrorAnswer {
+    /// `error_response`: Envoy 1.37 and later count it as their own `error`.
+    #[default]
+    ErrorResponse,
+    /// The call itself fails, for Envoys that do not know `error_response`.
+    GrpcStatus,
+}
+
+/// The store did not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unavailable;
+
+/// What came of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// A rule takes it out of all limits.
+    Exempt,
+    /// Every bucket covered its cost, or none was concerned.
+    Admitted,
+    /// A bucket did not cover its cost.
+    Denied {
+        /// Seconds, at least 1.
+        retry_after: u64,
+        exhausted: SmallVec<[Dimension; 3]>,
+    },
+    /// The cost is above what a bucket can ever hold: no waiting helps.
+    NeverFits { exceeded: SmallVec<[Dimension; 3]> },
+    /// The store did not answer.
+    Failed(FailurePolicy),
+}
+
+/// How one bucket stands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Standing {
+    pub dimension: Dimension,
+    /// Whole tokens in a full bucket.
+    pub limit: u64,
+    /// Whole tokens left.
+    pub remaining: u64,
+    /// Seconds until the bucket is full.
+    pub reset: u64,
+    /// Seconds an empty bucket takes to fill.
+    pub window: u64,
+}
+
+/// What the caller is told, and what the operator wants to know.
+#[derive(Clone, Debug)]
+pub struct Decision<'p> {
+    pub outcome: Outcome,
+    pub mode: Mode,
+    pub tier: &'p str,
+    pub rule: Option<&'p str>,
+    pub key_name: Option<&'p str>,
+    /// The bucket with the fewest requests left; of a denial, the one with the longest wait.
+    pub binding: Option<Standing>,
+    /// The place of the binding bucket among the plan's charges.
+    pub binding_charge: Option<usize>,
+    pub cost: f64,
+}
+
+impl Decision<'_> {
+    /// Whether the request goes on.
+    pub fn passes(&self) -> bool {
+        self.mode == Mode::Shadow
+            || matches!(self.outcome, Outcome::Exempt | Outcome::Admitted | Outcome::Failed(FailurePolicy::Allow))
+    }
+}
+
+pub(super) fn decide<'p>(plan: &Plan<'p>, answer: Result<Option<&Taken>, Unavailable>) -> Decision<'p> {
+    let (outcome, binding) = match (plan.step(), answer) {
+        (Step::NeverFits, _) => never_fits(plan),
+        (Step::Nothing, _) => (if plan.exempt { Outcome::Exempt } else { Outcome::Admitted }, None),
+        (_, Ok(Some(taken))) => weigh(plan, taken),
+        (_, Ok(None) | Err(Unavailable)) => (Outcome::Failed(plan.on_store_error), None),
+    };
+    Decision {
+        outcome,
+        mode: plan.mode,
+        tier: plan.tier,
+        rule: plan.rule,
+        key_name: plan.key_name,
+        binding: binding.map(|(_, standing)| standing),
+        binding_charge: binding.map(|(place, _)| place),
+        cost: plan.cost,
+    }
+}
+
+type Binding = Option<(usize, Standing)>;
+
+fn never_fits(plan: &Plan<'_>) -> (Outcome, Binding) {
+    let exceeded = plan.never_fits().map(|charge| charge.key.dimension).collect();
+    (Outcome::NeverFits { exceeded }, None)
+}
+
+fn weigh(plan: &Plan<'_>, taken: &Taken) -> (Outcome, Binding) {
+    let buckets = || plan.charges.iter().zip(taken.levels.iter().copied()).enumerate();
+    if taken.admitted {
+        let least = buckets().min_by(|(_, a), (_, b)| requests_left(a).total_cmp(&requests_left(b)));
+        return (Outcome::Admitted, least.map(|(place, (charge, tokens))| (place, standing(charge, tokens))));
+    }
+    let wait = |(charge, tokens): (&Charge, f64)| charge.quota.wait(tokens, charge.cost);
+    let exhausted = buckets().filter(|(_, (charge, tokens))| !(*tokens >= charge.cost));
+    let dimensions = exhausted.clone().map(|(_, (charge, _))| charge.key.dimension).collect();
+    let longest = exhausted.max_by_key(|(_, bucket)| wait(*bucket));
+    let retry_after = longest.map_or(1, |(_, bucket)| wait(bucket).max(1));
+    let binding =
+        longest.map(|(place, (charge, tokens))| (place, Standing { remaining: 0, ..standing(charge, tokens) }));
+    (Outcome::Denied { retry_after, exhausted: dimensions }, binding)
+}
+
+/// How many more requests of this cost a bucket covers; a free one is weighed as if it cost 1.
+fn requests_left((charge, tokens): &(&Charge, f64)) -> f64 {
+    let cost = if charge.cost > 0.0 { charge.cost } else { 1.0 };
+    (tokens / cost).floor()
+}
+
+fn standing(charge: &Charge, tokens: f64) -> Standing {
+    let quota = &charge.quota;
+    Standing {
+        dimension: charge.key.dimension,
+        limit: quota.max_tokens().floor() as u64,
+        remaining: tokens.max(0.0).floor() as u64,
+        reset: quota.wait(tokens, quota.max_tokens()),
+        window: quota.wait(0.0, quota.max_tokens()),
+    }
+}
