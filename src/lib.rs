@@ -7,3 +7,8 @@ pub mod policy;
 
 pub mod clock;
 pub mod store;
+
+pub mod limiter;
+
+pub mod ext_authz;
+pub mod server;

@@ -41,6 +41,8 @@ pub struct Policy {
 #[derive(Debug)]
 pub struct Plan<'p> {
     pub charges: Charges,
+    /// What the buckets' names begin with.
+    pub key_prefix: &'p str,
     pub tier: &'p str,
     pub rule: Option<&'p str>,
     pub exempt: bool,
@@ -97,6 +99,7 @@ impl Policy {
         let limits = tier.limits.overlaid(api_key.map(|key| &key.limits)).overlaid(user.map(|user| &user.limits));
         Plan {
             charges: self.charges(&caller, &limits, &route),
+            key_prefix: &self.key_prefix,
             tier: &tier.name,
             rule: rule.map(|rule| rule.name.as_str()),
             exempt: route.exempt(),

@@ -1,0 +1,51 @@
+//! Envoy's external authorization service: the edge where wire types stop.
+//!
+//! Takes CheckRequests, gives CheckResponses; decides nothing.
+
+pub mod headers;
+pub mod proto;
+pub mod request;
+pub mod response;
+
+use crate::limiter::Limiter;
+use crate::policy::identity::Sources;
+use proto::authorization_server::Authorization;
+use proto::{CheckRequest, CheckResponse};
+use std::sync::Arc;
+use tonic::{Request, Response, Status};
+
+/// The service's name, which is also the name its health goes by.
+pub const SERVICE: &str = proto::authorization_server::SERVICE_NAME;
+
+/// Answers `Check`.
+#[derive(Clone, Debug)]
+pub struct Service {
+    limiter: Arc<Limiter>,
+}
+
+impl Service {
+    pub fn new(limiter: Arc<Limiter>) -> Self {
+        Self { limiter }
+    }
+}
+
+#[tonic::async_trait]
+impl Authorization for Service {
+    async fn check(&self, check: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
+        let check = check.into_inner();
+        let request = request::read(&check);
+        let policy = self.limiter.policy();
+        let (plan, decision) = self.limiter.check(&policy, &request).await;
+        let wording = response::Wording {
+            answers: &policy.answers,
+            key_headers: key_headers(&policy.sources),
+            grpc: request.is_grpc(),
+        };
+        response::write(&plan, &decision, wording).map(Response::new)
+    }
+}
+
+/// The headers that carry API keys.
+fn key_headers(sources: &Sources) -> impl Iterator<Item = &str> {
+    sources.key.iter().map(|source| source.header())
+}
