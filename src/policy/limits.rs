@@ -3,6 +3,7 @@
 use super::tier::TierIndex;
 use crate::bucket::{Dimension, Quota};
 use std::collections::HashMap;
+use std::fmt;
 
 /// A quota for each dimension; none means not limited there.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -39,6 +40,19 @@ impl Limits {
                 }
             })
             .collect()
+    }
+}
+
+impl fmt::Display for Limits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, dimension) in Dimension::ALL.into_iter().enumerate() {
+            let space = if place == 0 { "" } else { " " };
+            match self.of(dimension) {
+                Some(quota) => write!(f, "{space}{dimension}={}@{}/s", quota.max_tokens(), quota.refill_rate())?,
+                None => write!(f, "{space}{dimension}=unlimited")?,
+            }
+        }
+        Ok(())
     }
 }
 

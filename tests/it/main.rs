@@ -1,2 +1,5 @@
-#[test]
-fn x() {}
+//! Integration tests, in one binary.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod wire;
