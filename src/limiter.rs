@@ -3,7 +3,7 @@
 //! Gives decisions; knows no protocol. The take is the only await.
 
 use crate::bucket::Taken;
-use crate::policy::decision::{Decision, Unavailable};
+use crate::policy::decision::{Decision, Unavailable, decide};
 use crate::policy::request::Request;
 use crate::policy::{Plan, Policy, Step};
 use crate::store::{Store, StoreError};
@@ -45,7 +45,7 @@ impl Limiter {
             });
         }
         let answer = self.ask(&plan).await;
-        let decision = policy.decide(&plan, answer.as_ref().map(Option::as_ref).map_err(|_| Unavailable));
+        let decision = decide(&plan, answer.as_ref().map(Option::as_ref).map_err(|_| Unavailable));
         if let Err(error) = answer {
             self.failures.say(|more| {
                 let policy = plan.on_store_error;

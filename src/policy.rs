@@ -1,6 +1,6 @@
 //! The rules: an immutable, validated snapshot that says who is asking, what they are charged, and what they are told.
 //!
-//! [`Policy::plan`] turns a request into charges, [`Policy::decide`] turns what the store answered into a decision.
+//! [`Policy::plan`] turns a request into charges, [`decision::decide`] turns what the store answered into a decision.
 //! Both are pure: no await, clock, I/O, log or metric. Knows no YAML, protobuf, Redis or header names of answers.
 
 pub mod api_key;
@@ -12,9 +12,9 @@ pub mod request;
 pub mod route;
 pub mod tier;
 
-use crate::bucket::{Charge, Charges, Dimension, Key, Taken};
+use crate::bucket::{Charge, Charges, Dimension, Key};
 use api_key::ApiKeys;
-use decision::{Answers, Decision, FailurePolicy, Mode, Unavailable};
+use decision::{Answers, FailurePolicy, Mode};
 use identity::{Caller, Sources};
 use limits::{Limits, Users};
 use request::Request;
@@ -123,10 +123,5 @@ impl Policy {
             }
         }
         charges
-    }
-
-    /// Says what the caller is told. `answer` is what came of [`Plan::step`]; `None` where the store was not asked.
-    pub fn decide<'p>(&'p self, plan: &Plan<'p>, answer: Result<Option<&Taken>, Unavailable>) -> Decision<'p> {
-        decision::decide(plan, answer)
     }
 }

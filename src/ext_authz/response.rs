@@ -215,3 +215,162 @@ fn hashed_identity(dimension: Dimension, id: &str) -> Bytes {
         Dimension::User | Dimension::Ip => identity::sha256(id.as_bytes()).to_string().into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+    use super::*;
+    use crate::bucket::{Charge, Charges, Key, Quota, Taken};
+    use crate::policy::Step;
+    use crate::policy::decision::Unavailable;
+    use crate::policy::decision::decide;
+
+    fn plan(mode: Mode, on_store_error: FailurePolicy, costs: [f64; 2]) -> Plan<'static> {
+        let quota = Quota::parse(10.0, 2.0).unwrap();
+        let charge = |dimension, id, cost| Charge { key: Key::new("rl:", dimension, id), quota, cost };
+        Plan {
+            charges: Charges::from_iter([
+                charge(Dimension::User, "alice", costs[0]),
+                charge(Dimension::Key, "00112233445566778899aabbccddeeff", costs[1]),
+            ]),
+            key_prefix: "rl:",
+            tier: "free",
+            rule: Some("chat"),
+            exempt: false,
+            key_name: None,
+            cost: costs[0],
+            mode,
+            on_store_error,
+            oddity: None,
+        }
+    }
+
+    fn enforced() -> Plan<'static> {
+        plan(Mode::Enforce, FailurePolicy::Deny, [1.0, 1.0])
+    }
+
+    const ADMITTED: [f64; 2] = [4.2, 9.0];
+    const DENIED: [f64; 2] = [0.5, 0.0];
+
+    fn words(plan: &Plan<'_>, levels: Option<[f64; 2]>, answers: Answers, grpc: bool) -> Result<CheckResponse, Status> {
+        let taken = levels.map(|levels| Taken { admitted: levels == ADMITTED, levels: levels.into_iter().collect() });
+        let decision = decide(plan, taken.as_ref().map(Some).ok_or(Unavailable));
+        write(plan, &decision, Wording { answers: &answers, key_headers: ["x-api-key"].into_iter(), grpc })
+    }
+
+    fn pairs(headers: &[HeaderValueOption]) -> Vec<(String, String)> {
+        let text = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).unwrap();
+        headers.iter().map(|h| h.header.as_ref().unwrap()).map(|h| (text(&h.key), text(&h.value))).collect()
+    }
+
+    fn owned(expected: &[(&str, &str)]) -> Vec<(String, String)> {
+        expected.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    fn metadata_of<'a>(response: &'a CheckResponse, name: &str) -> Option<&'a Kind> {
+        let fields = &response.dynamic_metadata.as_ref()?.fields;
+        fields.iter().find(|field| field.key == name)?.value.as_ref()?.kind.as_ref()
+    }
+
+    fn code(response: &CheckResponse) -> i32 {
+        response.status.as_ref().unwrap().code
+    }
+
+    #[test]
+    fn an_admitted_request_is_told_of_its_binding_bucket() {
+        let response = words(&enforced(), Some(ADMITTED), Answers::default(), false).unwrap();
+        let Some(HttpResponse::OkResponse(ok)) = &response.http_response else { panic!("{response:?}") };
+        assert_eq!(code(&response), 0);
+        let expected =
+            owned(&[("x-ratelimit-limit", "10"), ("x-ratelimit-remaining", "4"), ("x-ratelimit-reset", "3")]);
+        assert_eq!(pairs(&ok.response_headers_to_add), expected);
+        assert_eq!(ok.headers, []);
+        assert_eq!(ok.headers_to_remove, ["x-ratelimit-degraded"], "a client's own is removed");
+        assert_eq!(metadata_of(&response, "decision"), Some(&Kind::StringValue("allowed".into())));
+        assert_eq!(metadata_of(&response, "remaining"), Some(&Kind::NumberValue(4.0)));
+    }
+
+    #[test]
+    fn a_denial_names_every_exhausted_bucket_and_the_longest_wait() {
+        let response = words(&enforced(), Some(DENIED), Answers::default(), false).unwrap();
+        let Some(HttpResponse::DeniedResponse(denied)) = &response.http_response else { panic!("{response:?}") };
+        assert_ne!(code(&response), 0, "with 0 Envoy would let it pass");
+        assert_eq!(denied.status.as_ref().unwrap().code, 429);
+        assert_eq!(denied.body, r#"{"error":"rate_limit_exceeded","retry_after":1,"limits":["user","key"]}"#);
+        let expected = owned(&[
+            ("x-ratelimit-limit", "10"),
+            ("x-ratelimit-remaining", "0"),
+            ("x-ratelimit-reset", "5"),
+            ("retry-after", "1"),
+            ("content-type", "application/json"),
+        ]);
+        assert_eq!(pairs(&denied.headers), expected);
+        assert_eq!(metadata_of(&response, "retry_after"), Some(&Kind::NumberValue(1.0)));
+        let identity = metadata_of(&response, "identity");
+        assert_eq!(identity, Some(&Kind::StringValue("00112233445566778899aabbccddeeff".into())));
+    }
+
+    #[test]
+    fn only_a_grpc_client_is_sent_a_grpc_status() {
+        let response = words(&enforced(), Some(DENIED), Answers::default(), true).unwrap();
+        let Some(HttpResponse::DeniedResponse(denied)) = &response.http_response else { panic!("{response:?}") };
+        let headers = pairs(&denied.headers);
+        assert!(headers.contains(&("grpc-status".into(), "8".into())));
+        assert!(headers.contains(&("grpc-retry-pushback-ms".into(), "1000".into())));
+    }
+
+    #[test]
+    fn a_cost_that_never_fits_is_denied_without_a_retry_after() {
+        let plan = plan(Mode::Enforce, FailurePolicy::Allow, [11.0, 1.0]);
+        assert_eq!(plan.step(), Step::NeverFits);
+        let response = words(&plan, None, Answers::default(), true).unwrap();
+        let Some(HttpResponse::DeniedResponse(denied)) = &response.http_response else { panic!("{response:?}") };
+        assert_eq!(denied.body, r#"{"error":"rate_limit_exceeded","never_fits":true,"limits":["user"]}"#);
+        let names: Vec<String> = pairs(&denied.headers).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["x-ratelimit-limit", "x-ratelimit-remaining", "grpc-status", "content-type"]);
+        assert_eq!(metadata_of(&response, "decision"), Some(&Kind::StringValue("never_fits".into())));
+    }
+
+    #[test]
+    fn in_shadow_mode_nothing_is_denied_and_all_is_told() {
+        let plan = plan(Mode::Shadow, FailurePolicy::Deny, [1.0, 1.0]);
+        for levels in [Some(DENIED), None] {
+            let response = words(&plan, levels, Answers::default(), false).unwrap();
+            assert_eq!(code(&response), 0);
+            assert_eq!(metadata_of(&response, "shadow"), Some(&Kind::BoolValue(true)));
+        }
+    }
+
+    #[test]
+    fn a_failed_store_is_said_to_the_upstream_when_requests_pass() {
+        let plan = plan(Mode::Enforce, FailurePolicy::Allow, [1.0, 1.0]);
+        let response = words(&plan, None, Answers::default(), false).unwrap();
+        let Some(HttpResponse::OkResponse(ok)) = &response.http_response else { panic!("{response:?}") };
+        assert_eq!(pairs(&ok.headers), owned(&[("x-ratelimit-degraded", "true")]));
+        assert_eq!(ok.headers_to_remove, [] as [Bytes; 0], "a name both set and removed would end removed");
+        assert_eq!(ok.response_headers_to_add, []);
+    }
+
+    #[test]
+    fn a_failed_store_is_an_error_when_requests_are_denied() {
+        let response = words(&enforced(), None, Answers::default(), false).unwrap();
+        let Some(HttpResponse::ErrorResponse(error)) = &response.http_response else { panic!("{response:?}") };
+        assert_ne!(code(&response), 0);
+        assert_eq!(error.status.as_ref().unwrap().code, 503);
+        assert_eq!(error.body, r#"{"error":"rate_limiter_unavailable"}"#);
+        assert!(pairs(&error.headers).contains(&("retry-after".into(), "1".into())));
+
+        let old = Answers { error_answer: ErrorAnswer::GrpcStatus, ..Answers::default() };
+        assert_eq!(words(&enforced(), None, old, false).unwrap_err().code(), Code::Unavailable);
+    }
+
+    #[test]
+    fn headers_are_the_operators_choice() {
+        let answers = Answers { x_ratelimit: false, ietf: true, strip_api_key: true, ..Answers::default() };
+        let response = words(&enforced(), Some(ADMITTED), answers, false).unwrap();
+        let Some(HttpResponse::OkResponse(ok)) = &response.http_response else { panic!("{response:?}") };
+        let expected = owned(&[("ratelimit-policy", r#""user";q=10;w=5"#), ("ratelimit", r#""user";r=4;t=3"#)]);
+        assert_eq!(pairs(&ok.response_headers_to_add), expected);
+        assert_eq!(ok.headers_to_remove, ["x-ratelimit-degraded", "x-api-key"]);
+    }
+}

@@ -112,7 +112,9 @@ impl Decision<'_> {
     }
 }
 
-pub(super) fn decide<'p>(plan: &Plan<'p>, answer: Result<Option<&Taken>, Unavailable>) -> Decision<'p> {
+/// Says what the caller is told. `answer` is what the store made of [`Plan::step`], and `None` where it was not to be
+/// asked.
+pub fn decide<'p>(plan: &Plan<'p>, answer: Result<Option<&Taken>, Unavailable>) -> Decision<'p> {
     let (outcome, binding) = match (plan.step(), answer) {
         (Step::NeverFits, _) => never_fits(plan),
         (Step::Nothing, _) => (if plan.exempt { Outcome::Exempt } else { Outcome::Admitted }, None),
