@@ -1,1 +1,13 @@
-#[test] fn x(){}
+//! Everything that is tested from outside the crate, in one binary.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    unreachable_pub,
+    missing_debug_implementations,
+    reason = "a test fails by panicking, and its helpers are no interface"
+)]
+
+mod agreement;
+mod redis_store;
+mod store;
+mod support;
