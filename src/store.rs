@@ -43,7 +43,7 @@ pub enum StoreError {
     Auth(String),
     #[error("a bucket's key holds something else than a bucket: {0}")]
     WrongType(String),
-    #[error("redis is loading its data: {0}")]
+    #[error("redis is not ready: {0}")]
     Loading(String),
     #[error("redis is a read-only replica: {0}")]
     ReadOnly(String),
@@ -53,6 +53,11 @@ pub enum StoreError {
     Refused(String),
     #[error("redis answered what no tidegate script answers: {0}")]
     Protocol(String),
+}
+
+/// Whether no bucket is charged twice: two charges on one key would both spend what was read once.
+fn distinct(charges: &[Charge]) -> bool {
+    charges.iter().enumerate().all(|(i, charge)| charges[..i].iter().all(|other| other.key != charge.key))
 }
 
 impl StoreError {

@@ -1,7 +1,16 @@
-//! Integration tests, in one binary.
+//! Everything that is tested from outside the crate, in one binary.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    unreachable_pub,
+    missing_debug_implementations,
+    reason = "a test fails by panicking, and its helpers are no interface"
+)]
 
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
-
+mod agreement;
 mod modules;
 mod policy;
+mod redis_store;
+mod store;
+mod support;
 mod wire;

@@ -1,0 +1,112 @@
+//! The scripts in `lua/`: how they are called, and what their replies mean.
+
+use crate::bucket::{Charge, Levels, State, Taken, Timestamp};
+use crate::store::StoreError;
+use deadpool_redis::redis::{self, Cmd, Value};
+
+/// A script's text and the digest Redis knows it by.
+#[derive(Debug)]
+pub(super) struct Script {
+    text: &'static str,
+    digest: String,
+}
+
+impl Script {
+    pub(super) fn take() -> Self {
+        Self::new(include_str!("../../../lua/take.lua"))
+    }
+
+    pub(super) fn peek() -> Self {
+        Self::new(include_str!("../../../lua/peek.lua"))
+    }
+
+    fn new(text: &'static str) -> Self {
+        Self { text, digest: redis::Script::new(text).get_hash().to_owned() }
+    }
+
+    /// EVALSHA: runs the script if the server knows it.
+    pub(super) fn by_digest(&self, charges: &[Charge], now: Option<Timestamp>) -> Cmd {
+        command("EVALSHA", &self.digest, charges, now)
+    }
+
+    /// EVAL: runs the script, and makes the server know it. It needs no permission to use SCRIPT.
+    pub(super) fn by_text(&self, charges: &[Charge], now: Option<Timestamp>) -> Cmd {
+        command("EVAL", self.text, charges, now)
+    }
+}
+
+/// Room for one charge's key and numbers: a guess that a usual request does not exceed.
+const CHARGE_BYTES: usize = 96;
+
+fn command(name: &str, script: &str, charges: &[Charge], now: Option<Timestamp>) -> Cmd {
+    let mut command = Cmd::with_capacity(4 + 5 * charges.len(), 32 + script.len() + CHARGE_BYTES * charges.len());
+    command.arg(name).arg(script).arg(charges.len());
+    for charge in charges {
+        command.arg(charge.key.as_str());
+    }
+    match now {
+        Some(now) => command.arg(now.micros),
+        None => command.arg(""),
+    };
+    for Charge { quota, cost, .. } in charges {
+        command.arg(quota.max_tokens()).arg(quota.refill_rate()).arg(*cost).arg(quota.ttl());
+    }
+    command
+}
+
+/// Reads a script's reply, such as `1 59 9 119.5`.
+pub(super) fn parse(reply: &Value, buckets: usize) -> Result<Taken, StoreError> {
+    let taken = match reply {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok().and_then(parse_text),
+        _ => None,
+    };
+    taken
+        .filter(|taken| taken.levels.len() == buckets)
+        .ok_or_else(|| StoreError::Protocol(format!("{reply:?}").chars().take(200).collect()))
+}
+
+fn parse_text(text: &str) -> Option<Taken> {
+    let mut words = text.split(' ');
+    let admitted = match words.next()? {
+        "1" => true,
+        "0" => false,
+        _ => return None,
+    };
+    let levels = words.map(|word| word.parse().ok()).collect::<Option<Levels>>()?;
+    Some(Taken { admitted, levels })
+}
+
+/// Reads a stored bucket's fields as the scripts do. What they take for a full bucket is `None`.
+pub(super) fn state(tokens: Option<&[u8]>, last_refill: Option<&[u8]>) -> Option<State> {
+    let finite = |field: Option<&[u8]>| {
+        let number: f64 = std::str::from_utf8(field?).ok()?.trim().parse().ok()?;
+        number.is_finite().then_some(number)
+    };
+    let tokens = finite(tokens)?;
+    let micros = (finite(last_refill)? * 1e6 + 0.5).floor() as u64;
+    Some(State { tokens, last_refill: Timestamp { micros } })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+    use super::*;
+
+    #[test]
+    fn a_reply_of_another_shape_is_a_protocol_error() {
+        for text in ["", "1", "2 1.0", "1 x", "1 1.0 2.0", "1  1.0"] {
+            let reply = Value::BulkString(text.into());
+            assert_eq!(parse(&reply, 1).unwrap_err().kind(), "protocol", "{text}");
+        }
+        assert_eq!(parse(&Value::Nil, 0).unwrap_err().kind(), "protocol");
+    }
+
+    #[test]
+    fn a_stamp_survives_storage_to_the_microsecond() {
+        for micros in [0, 1, 999_999, 1_700_000_000_123_457, 4_294_967_295_999_999] {
+            let text = format!("{:.6}", micros as f64 / 1e6);
+            let state = state(Some(b"1"), Some(text.as_bytes())).unwrap();
+            assert_eq!(state.last_refill.micros, micros);
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! What only the Redis store can meet: lost scripts, foreign values, servers that refuse, hang and die.
+
+use crate::support::redis::{Server, settings, shared, store};
+use crate::support::{Hands, NEVER, charge, quota, unique_prefix, user};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tidegate::bucket::{Charge, Key, Taken};
+use tidegate::store::redis::{ClockSource, RedisSettings, RedisStore, RedisUrl};
+use tidegate::store::{Store, StoreError};
+
+fn fresh_key() -> Key {
+    user(&unique_prefix(), "alice")
+}
+
+fn one(key: &Key) -> [Charge; 1] {
+    [charge(key, quota(10.0, NEVER), 1.0)]
+}
+
+async fn take(store: &RedisStore) -> Result<Taken, StoreError> {
+    store.take(&one(&fresh_key())).await
+}
+
+async fn error_kind(store: &RedisStore) -> &'static str {
+    take(store).await.unwrap_err().kind()
+}
+
+fn hash(key: &Key) -> BTreeMap<String, String> {
+    shared().run(&["HGETALL", key.as_str()])
+}
+
+/// Calls until `wanted`, as often as a server may need to change its mind.
+async fn until(store: &RedisStore, wanted: impl Fn(&Result<Taken, StoreError>) -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let result = take(store).await;
+        if wanted(&result) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "still {result:?}");
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_flushed_script_is_sent_again() {
+    let (store, key) = (store(&shared().url()), fresh_key());
+    for left in [9.0, 8.0, 7.0] {
+        let () = shared().run(&["SCRIPT", "FLUSH"]);
+        assert_eq!(store.take(&one(&key)).await.unwrap().levels[0].round(), left);
+        let () = shared().run(&["SCRIPT", "FLUSH"]);
+        assert_eq!(store.peek(&one(&key)).await.unwrap().levels[0].round(), left);
+    }
+}
+
+#[tokio::test]
+async fn a_user_that_may_not_call_script_is_enough() {
+    let () = shared().run(&["ACL", "SETUSER", "plain", "on", ">pw", "~*", "+@all", "-script", "-client"]);
+    let () = shared().run(&["SCRIPT", "FLUSH"]);
+    let store = store(&format!("redis://plain:pw@127.0.0.1:{}", shared().port()));
+    assert!(take(&store).await.unwrap().admitted);
+}
+
+#[tokio::test]
+async fn a_bucket_that_cannot_be_read_is_full() {
+    let store = store(&shared().url());
+    for (tokens, last_refill) in
+        [("x", "1"), ("1", "x"), ("nan", "1"), ("-inf", "1"), ("1", "inf"), ("1", "nan"), ("", ""), ("1e999", "1")]
+    {
+        let key = fresh_key();
+        let () = shared().run(&["HSET", key.as_str(), "tokens", tokens, "last_refill", last_refill]);
+        assert_eq!(store.inspect(&key).await, Ok(None), "{tokens} {last_refill}");
+        assert_eq!(store.peek(&one(&key)).await.unwrap().levels[0], 10.0, "{tokens} {last_refill}");
+        assert_eq!(store.take(&one(&key)).await.unwrap().levels[0], 9.0, "{tokens} {last_refill}");
+    }
+    let key = fresh_key();
+    let () = shared().run(&["HSET", key.as_str(), "tokens", "3"]);
+    assert_eq!(store.take(&one(&key)).await.unwrap().levels[0], 9.0);
+}
+
+#[tokio::test]
+async fn a_foreign_value_is_an_error_and_is_left_alone() {
+    let (store, mine, foreign) = (store(&shared().url()), fresh_key(), fresh_key());
+    let () = shared().run(&["SET", foreign.as_str(), "precious"]);
+    let charges = [one(&mine)[0].clone(), one(&foreign)[0].clone()];
+    for result in [store.take(&charges).await, store.peek(&charges).await] {
+        assert_eq!(result.unwrap_err().kind(), "wrong_type");
+    }
+    assert_eq!(store.inspect(&foreign).await.unwrap_err().kind(), "wrong_type");
+    assert_eq!(shared().run::<String>(&["GET", foreign.as_str()]), "precious");
+    assert!(!shared().run::<bool>(&["EXISTS", mine.as_str()]));
+}
+
+#[tokio::test]
+async fn a_denial_writes_nothing() {
+    let (store, spent, fresh) = (store(&shared().url()), fresh_key(), fresh_key());
+    let ten = |key| charge(key, quota(10.0, NEVER), 10.0);
+    assert!(store.take(&[ten(&spent)]).await.unwrap().admitted);
+    let () = shared().run(&["EXPIRE", spent.as_str(), "1000"]);
+    let before = hash(&spent);
+    for _ in 0..3 {
+        assert!(!store.take(&[ten(&fresh), ten(&spent)]).await.unwrap().admitted);
+    }
+    assert_eq!(hash(&spent), before);
+    assert!(shared().run::<i64>(&["TTL", spent.as_str()]) <= 1000);
+    assert!(!shared().run::<bool>(&["EXISTS", fresh.as_str()]));
+}
+
+#[tokio::test]
+async fn a_bucket_lives_for_its_quotas_time_and_never_for_none() {
+    let store = store(&shared().url());
+    for (max_tokens, refill_rate, ttl) in [(10.0, 25.0, 1), (1.0, 1e9, 1), (10.0, 0.17, 118)] {
+        let key = fresh_key();
+        assert!(store.take(&[charge(&key, quota(max_tokens, refill_rate), 1.0)]).await.unwrap().admitted);
+        let left = shared().run::<i64>(&["PTTL", key.as_str()]);
+        assert!((1..=ttl * 1000).contains(&left) && left > (ttl - 1) * 1000 - 10_000, "{left} of {ttl}");
+    }
+}
+
+#[tokio::test]
+async fn a_bucket_is_stored_as_documented() {
+    let (clock, key) = (Hands::new(), fresh_key());
+    clock.set_micros(123_457);
+    let settings = RedisSettings { clock: ClockSource::Local(clock.0.clone()), ..settings(&shared().url()) };
+    let charges = [charge(&key, quota(1.0, NEVER), 0.9)];
+    assert!(RedisStore::new(settings).take(&charges).await.unwrap().admitted);
+    let stored = [("last_refill", "1700000000.123457"), ("tokens", "0.099999999999999978")];
+    assert_eq!(hash(&key), stored.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+}
+
+/// Seconds and microseconds of TIME, as microseconds.
+fn server_time() -> u64 {
+    let [seconds, micros] = shared().run::<[u64; 2]>(&["TIME"]);
+    seconds * 1_000_000 + micros
+}
+
+#[tokio::test]
+async fn with_the_servers_clock_two_stores_share_one_time_and_one_bucket() {
+    let (a, b, key) = (store(&shared().url()), store(&shared().url()), fresh_key());
+    let mut levels = Vec::new();
+    for store in [&a, &b, &a, &b] {
+        let earliest = server_time();
+        levels.push(store.take(&one(&key)).await.unwrap().levels[0].round());
+        let stored = store.inspect(&key).await.unwrap().unwrap().last_refill.micros;
+        assert!((earliest..=server_time()).contains(&stored));
+    }
+    assert_eq!(levels, [9.0, 8.0, 7.0, 6.0]);
+}
+
+#[tokio::test]
+async fn local_clocks_that_differ_do_not_refill_by_their_difference() {
+    let key = fresh_key();
+    let stores = [0, 1].map(|seconds| {
+        let clock = Hands::new();
+        clock.set_seconds(seconds);
+        RedisStore::new(RedisSettings { clock: ClockSource::Local(clock.0), ..settings(&shared().url()) })
+    });
+    let charges = [charge(&key, quota(10.0, 1.0), 1.0)];
+    let mut admitted = 0;
+    for turn in 0..40 {
+        admitted += u32::from(stores[turn % 2].take(&charges).await.unwrap().admitted);
+    }
+    assert_eq!(admitted, 11, "ten tokens, and one second between the earliest and the latest clock");
+}
+
+#[tokio::test]
+async fn a_frozen_server_is_a_timeout_and_recovers() {
+    let server = Server::start(&[]);
+    let timeout = Duration::from_millis(200);
+    let store = RedisStore::new(RedisSettings { timeout, ..settings(&server.url()) });
+    until(&store, Result::is_ok).await;
+    server.signal("STOP");
+    until(&store, |result| *result == Err(StoreError::Timeout(timeout))).await;
+    for _ in 0..3 {
+        let begin = Instant::now();
+        assert_eq!(take(&store).await, Err(StoreError::Timeout(timeout)));
+        assert!(begin.elapsed() < timeout + Duration::from_millis(300), "{:?}", begin.elapsed());
+    }
+    server.signal("CONT");
+    until(&store, Result::is_ok).await;
+}
+
+#[tokio::test]
+async fn a_dead_server_is_a_connection_error_and_its_successor_is_found() {
+    let server = Server::start(&[]);
+    let store = store(&server.url());
+    assert!(take(&store).await.unwrap().admitted);
+    let place = server.kill();
+    for _ in 0..3 {
+        assert_eq!(error_kind(&store).await, "connection");
+    }
+    let Some(_successor) = Server::again(&place) else { return };
+    until(&store, Result::is_ok).await;
+}
+
+#[tokio::test]
+async fn a_refused_port_is_a_connection_error() {
+    let place = Server::start(&[]).kill();
+    let store = store(&format!("redis://:s3cret@127.0.0.1:{}", place.0));
+    let error = take(&store).await.unwrap_err();
+    assert_eq!(error.kind(), "connection");
+    assert!(error.to_string().contains("127.0.0.1"), "{error}");
+}
+
+#[tokio::test]
+async fn a_connection_that_the_server_closed_is_replaced() {
+    let server = Server::start(&[]);
+    let store = store(&server.url());
+    for _ in 0..3 {
+        until(&store, Result::is_ok).await;
+        let _: i64 = server.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    }
+    until(&store, Result::is_ok).await;
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_an_auth_error_without_the_password() {
+    let server = Server::start(&["--requirepass", "right"]);
+    for url in ["redis://:s3cret@", "redis://someone:s3cret@"] {
+        let store = store(&format!("{url}127.0.0.1:{}", server.port()));
+        let error = take(&store).await.unwrap_err();
+        assert_eq!(error.kind(), "auth", "{error}");
+        let told = format!("{error} {error:?} {store:?} {:?}", settings(&format!("{url}127.0.0.1")));
+        assert!(!told.contains("s3cret"), "{told}");
+        assert_eq!(error.to_string().lines().count(), 1);
+    }
+    assert_eq!(error_kind(&store(&server.url())).await, "auth");
+    let url: RedisUrl = server.url().parse().unwrap();
+    let right = RedisSettings { url: url.with_password("right"), ..settings(&server.url()) };
+    assert!(take(&RedisStore::new(right)).await.unwrap().admitted);
+}
+
+#[tokio::test]
+async fn a_command_that_the_user_may_not_call_is_an_auth_error() {
+    let () = shared().run(&["ACL", "SETUSER", "reader", "on", ">pw", "~*", "+@all", "-hset"]);
+    let () = shared().run(&["ACL", "SETUSER", "outsider", "on", ">pw", "~other:*", "+@all"]);
+    for name in ["reader", "outsider"] {
+        let store = store(&format!("redis://{name}:pw@127.0.0.1:{}", shared().port()));
+        assert_eq!(error_kind(&store).await, "auth", "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_out_of_memory_says_so() {
+    let server = Server::start(&[]);
+    let store = store(&server.url());
+    assert!(take(&store).await.unwrap().admitted);
+    let () = server.run(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert_eq!(error_kind(&store).await, "out_of_memory");
+    let () = server.run(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert!(take(&store).await.unwrap().admitted);
+}
+
+#[tokio::test]
+async fn a_replica_says_that_it_is_read_only_and_recovers_when_promoted() {
+    let primary = Server::start(&[]);
+    let server = Server::start(&["--replicaof", "127.0.0.1", &primary.port().to_string()]);
+    let store = store(&server.url());
+    until(&store, |result| result.as_ref().is_err_and(|error| error.kind() == "read_only")).await;
+    let () = server.run(&["REPLICAOF", "NO", "ONE"]);
+    assert!(take(&store).await.unwrap().admitted);
+}
+
+#[tokio::test]
+async fn a_replica_without_data_is_not_ready() {
+    let nobody = Server::start(&[]).kill();
+    let server = Server::start(&["--replica-serve-stale-data", "no"]);
+    let () = server.run(&["REPLICAOF", "127.0.0.1", &nobody.0.to_string()]);
+    assert_eq!(error_kind(&store(&server.url())).await, "loading");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_busy_with_another_script_is_not_ready() {
+    let server = Server::start(&["--busy-reply-threshold", "5"]);
+    let store = RedisStore::new(RedisSettings { timeout: Duration::from_millis(200), ..settings(&server.url()) });
+    assert!(take(&store).await.unwrap().admitted);
+    let mut connection = server.connection();
+    let endless = std::thread::spawn(move || {
+        let ended = redis::cmd("EVAL").arg("while true do end").arg(0).query::<()>(&mut connection);
+        assert!(ended.is_err());
+    });
+    until(&store, |result| result.as_ref().is_err_and(|error| error.kind() == "loading")).await;
+    let () = server.run(&["SCRIPT", "KILL"]);
+    endless.join().unwrap();
+    until(&store, Result::is_ok).await;
+}
+
+#[tokio::test]
+async fn a_database_and_several_connections_may_be_chosen() {
+    let (key, url) = (fresh_key(), format!("{}/3", shared().url()));
+    let store = RedisStore::new(RedisSettings { pool_size: 3, ..settings(&url) });
+    let charges = one(&key);
+    let takes = (0..20).map(|_| store.take(&charges));
+    let admitted = futures_util::future::join_all(takes).await.into_iter().filter(|t| t.as_ref().unwrap().admitted);
+    assert_eq!(admitted.count(), 10);
+    assert!(!shared().run::<bool>(&["EXISTS", key.as_str()]));
+}
+
+#[test]
+fn a_malformed_url_is_refused_without_being_repeated() {
+    for url in [
+        "",
+        "127.0.0.1:6379",
+        "http://:s3cret@host",
+        "redis://:s3cret@host:port",
+        "redis://:s3cret@h/s3cret",
+        "redis:// :s3cret@",
+    ] {
+        let error = url.parse::<RedisUrl>().unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("s3cret"), "{url}");
+    }
+}
+
+#[test]
+fn a_url_is_shown_without_its_password() {
+    let url: RedisUrl = "redis://someone:s3cret@localhost:7000/2".parse().unwrap();
+    assert_eq!(format!("{url} {url:?}"), "localhost:7000/2 RedisUrl(localhost:7000/2)");
+}

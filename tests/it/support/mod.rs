@@ -1,0 +1,50 @@
+//! What tests share: servers to run against, and short ways to say charges.
+
+pub mod redis;
+
+use std::sync::Arc;
+use tidegate::bucket::{Charge, Dimension, Key, Quota, Timestamp};
+use tidegate::clock::SetClock;
+
+/// The time at which set clocks start: 2023-11-14, so that a stamp has as many digits as a real one.
+pub const START: u64 = 1_700_000_000_000_000;
+
+/// A refill rate at which no test sees a token flow in.
+pub const NEVER: f64 = 1e-6;
+
+pub fn quota(max_tokens: f64, refill_rate: f64) -> Quota {
+    Quota::parse(max_tokens, refill_rate).unwrap()
+}
+
+pub fn charge(key: &Key, quota: Quota, cost: f64) -> Charge {
+    Charge { key: key.clone(), quota, cost }
+}
+
+/// A prefix that no other test uses.
+pub fn unique_prefix() -> String {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    format!("t{}:", COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+pub fn user(prefix: &str, id: &str) -> Key {
+    Key::new(prefix, Dimension::User, id)
+}
+
+/// A set clock that can be moved by seconds from [`START`].
+#[derive(Clone, Debug)]
+pub struct Hands(pub Arc<SetClock>);
+
+impl Hands {
+    pub fn new() -> Self {
+        Self(Arc::new(SetClock::new(Timestamp { micros: START })))
+    }
+
+    pub fn set_micros(&self, since_start: i64) {
+        self.0.set(Timestamp { micros: START.checked_add_signed(since_start).unwrap() });
+    }
+
+    pub fn set_seconds(&self, since_start: i64) {
+        self.set_micros(since_start * 1_000_000);
+    }
+}

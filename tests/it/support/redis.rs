@@ -1,0 +1,161 @@
+//! Real Redis servers as children of the test.
+
+use redis::{Connection, ConnectionLike};
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use tidegate::store::redis::{RedisSettings, RedisStore, RedisUrl};
+
+/// Starts the server and ends it when standard input closes, which happens even if the test process is killed.
+const KEEPER: &str = r#""$@" </dev/null >server.log 2>&1 & echo $!; read -r _; kill -9 $!; wait $! 2>/dev/null"#;
+
+/// Long enough for a busy machine; only a broken one waits that long.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A redis-server of its own, without persistence; it ends when this is dropped.
+#[derive(Debug)]
+pub struct Server {
+    keeper: Child,
+    pid: u32,
+    port: u16,
+    arguments: Vec<String>,
+    _directory: TempDir,
+}
+
+impl Server {
+    pub fn start(arguments: &[&str]) -> Self {
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            if let Some(server) = Self::start_on(port, arguments) {
+                return server;
+            }
+        }
+        panic!("no redis-server came up within {PATIENCE:?}");
+    }
+
+    /// `None` when something else took the port first.
+    fn start_on(port: u16, arguments: &[&str]) -> Option<Self> {
+        let directory = tempfile::tempdir().unwrap();
+        let mut keeper = Command::new("sh")
+            .args(["-c", KEEPER, "sh", &binary(), "--port", &port.to_string()])
+            .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+            .args(arguments)
+            .current_dir(directory.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(keeper.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let pid = line.trim().parse().unwrap();
+        let arguments = arguments.iter().map(ToString::to_string).collect();
+        let server = Self { keeper, pid, port, arguments, _directory: directory };
+        server.answers().then_some(server)
+    }
+
+    /// Waits until this very process answers. False when another owns the port.
+    fn answers(&self) -> bool {
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            match self.process_id() {
+                Some(pid) => return pid == self.pid,
+                None => std::thread::sleep(Duration::from_millis(2)),
+            }
+        }
+        false
+    }
+
+    fn process_id(&self) -> Option<u32> {
+        let mut connection = self.connect()?;
+        let information: String = match redis::cmd("INFO").arg("server").query(&mut connection) {
+            Ok(text) => text,
+            // A server that wants a password is up, and only this test knows of it.
+            Err(error) if error.code() == Some("NOAUTH") => return Some(self.pid),
+            Err(_) => return None,
+        };
+        information.lines().find_map(|line| line.strip_prefix("process_id:"))?.parse().ok()
+    }
+
+    fn connect(&self) -> Option<Connection> {
+        let client = redis::Client::open(self.url()).ok()?;
+        let connection = client.get_connection_with_timeout(PATIENCE).ok()?;
+        connection.set_read_timeout(Some(PATIENCE)).ok()?;
+        Some(connection)
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub fn connection(&self) -> Connection {
+        self.connect().unwrap()
+    }
+
+    /// Runs a command given as words.
+    pub fn run<T: redis::FromRedisValue>(&self, words: &[&str]) -> T {
+        let mut command = redis::Cmd::new();
+        for word in words {
+            command.arg(word);
+        }
+        let reply = self.connection().req_command(&command).unwrap();
+        redis::from_redis_value(reply).unwrap()
+    }
+
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([&format!("-{name}"), &self.pid.to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+
+    /// Ends the server and says on which port it was.
+    pub fn kill(self) -> (u16, Vec<String>) {
+        (self.port, self.arguments.clone())
+    }
+
+    /// Starts a server on a port that [`Server::kill`] gave back. `None` when something else took it meanwhile.
+    pub fn again((port, arguments): &(u16, Vec<String>)) -> Option<Self> {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        Self::start_on(*port, &arguments)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.keeper.stdin.take());
+        drop(self.keeper.wait());
+    }
+}
+
+/// The server that tests share; each uses its own key prefix.
+pub fn shared() -> &'static Server {
+    static SERVER: OnceLock<Server> = OnceLock::new();
+    SERVER.get_or_init(|| Server::start(&[]))
+}
+
+/// Settings for a server, with more patience than production has.
+pub fn settings(url: &str) -> RedisSettings {
+    let url: RedisUrl = url.parse().unwrap();
+    RedisSettings { timeout: PATIENCE, ..RedisSettings::new(url) }
+}
+
+pub fn store(url: &str) -> RedisStore {
+    RedisStore::new(settings(url))
+}
+
+fn binary() -> String {
+    let name = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+    let found = Command::new(&name).arg("--version").stdout(Stdio::null()).status();
+    assert!(
+        found.is_ok_and(|status| status.success()),
+        "cannot run {name}: these tests need a real Redis. Install it (apt-get install redis-server) or set \
+         REDIS_SERVER=/path/to/redis-server"
+    );
+    name
+}
