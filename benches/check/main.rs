@@ -16,6 +16,7 @@ mod load;
 mod parts;
 mod process;
 #[path = "../../tests/it/support/redis.rs"]
+#[allow(dead_code, unreachable_pub, reason = "shared with the tests, which use more of it")]
 mod redis;
 
 use load::{Load, Outcome, Shape};
@@ -45,7 +46,7 @@ impl Table {
         println!("{CALLERS} callers, {} bytes per CheckRequest, 3 buckets per check\n", requests[0].len());
         let closed = Shape::Closed { connections: 4, streams: 32 };
 
-        let server = redis::RedisServer::start();
+        let server = redis::Server::start(&[]);
         let script = parts::script(&server, self.length);
         let empty = self.row(&Service::empty_check(), None, &requests, closed);
         let memory = self.row(&Service::tidegate(None, process::GENEROUS), None, &requests, closed);
@@ -89,7 +90,7 @@ impl Table {
         }
     }
 
-    fn row(&self, service: &Service, redis: Option<&redis::RedisServer>, requests: &[bytes::Bytes], shape: Shape) -> Row {
+    fn row(&self, service: &Service, redis: Option<&redis::Server>, requests: &[bytes::Bytes], shape: Shape) -> Row {
         let load = Load { address: service.address, requests, shape };
         load.run(self.length / 5);
         let (service_cpu, redis_cpu) = (Cpu::of(service.pid()), redis.map(|redis| Cpu::of(redis.pid())));
@@ -122,7 +123,7 @@ impl Row {
 fn memory_of_a_million_callers() {
     const CALLERS: usize = 1_000_000;
     const CHUNK: usize = 50_000;
-    let server = redis::RedisServer::start();
+    let server = redis::Server::start(&[]);
     let service = Service::tidegate(Some(&server.url()), process::GENEROUS);
     let idle = service.resident_kib();
     println!("\nMemory of the service (VmRSS), buckets on Redis:\n");

@@ -1,7 +1,7 @@
 //! The parts of a check by themselves: the script without a service, and the code without I/O.
 
 use crate::process::Cpu;
-use crate::redis::RedisServer;
+use crate::redis::Server;
 use bytes::Bytes;
 use prost::Message;
 use std::hint::black_box;
@@ -25,7 +25,7 @@ pub(crate) struct Script {
 }
 
 /// `take.lua` over three buckets, called through the store's own connection and nothing else.
-pub(crate) fn script(server: &RedisServer, length: Duration) -> Script {
+pub(crate) fn script(server: &Server, length: Duration) -> Script {
     let mut settings = RedisSettings::new(server.url().parse().unwrap());
     settings.timeout = Duration::from_secs(5);
     let store = Arc::new(RedisStore::new(settings));

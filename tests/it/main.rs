@@ -8,6 +8,7 @@
 )]
 
 mod agreement;
+mod check;
 mod modules;
 mod policy;
 mod redis_store;

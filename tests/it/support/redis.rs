@@ -87,6 +87,10 @@ impl Server {
         Some(connection)
     }
 
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
     pub fn port(&self) -> u16 {
         self.port
     }
