@@ -7,3 +7,5 @@ pub mod policy;
 
 pub mod clock;
 pub mod store;
+
+pub mod config;
