@@ -8,4 +8,6 @@ pub mod policy;
 pub mod clock;
 pub mod store;
 
+pub mod app;
+pub mod cli;
 pub mod config;
