@@ -152,10 +152,20 @@ pub(super) fn listed<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     text
 }
 
+/// Words as a list, of which only the first few are named.
+pub(super) fn first_few(words: &[String]) -> String {
+    const FEW: usize = 6;
+    let named = listed(words.iter().take(FEW).map(String::as_str));
+    match words.len().saturating_sub(FEW) {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    }
+}
+
 /// The word that was probably meant.
 pub(super) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     const CLOSE: f64 = 0.6;
-    let word = word.get(..64).unwrap_or(word).to_lowercase();
+    let word: String = word.to_lowercase().chars().take(64).collect();
     let closeness = |known: &'a str| (strsim::normalized_damerau_levenshtein(&word, known), known);
     let best = known.into_iter().map(closeness).max_by(|a, b| a.0.total_cmp(&b.0))?;
     (best.0 >= CLOSE).then_some(best.1)

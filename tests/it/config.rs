@@ -136,6 +136,9 @@ fn a_megabyte_of_malice_is_refused_at_once() {
         format!("rules: [{}]", "1, ".repeat(MANY / 2)),
         format!("{{{}}}", (0..MANY / 10).map(|i| format!("k{i}: 1, ")).collect::<String>()),
         format!("listen: \"{}", "x".repeat(2 * MANY)),
+        format!("{}: 1", "x".repeat(2 * MANY)),
+        (0..MANY / 10).fold("tiers:\n".into(), |text, i| format!("{text}  t{i}: {{}}\n")),
+        (0..MANY / 10).fold("rules:\n".into(), |text, i| format!("{text}- {{name: r{i}, cost: -1}}\n")),
         format!("b0: &b0 [x]\n{references}"),
     ];
     for text in texts {
@@ -248,4 +251,38 @@ fn a_flood_of_faults_is_cut() {
     let users: String = (0..300).map(|i| format!("  - {{id: u{i}, tier: gold}}\n")).collect();
     let faults = config::parse(format!("users:\n{users}").as_bytes()).unwrap_err();
     assert_eq!((faults.len(), faults.is_cut()), (config::MAX_FAULTS, true));
+}
+
+#[test]
+fn globs_of_any_kind_are_compiled_or_refused() {
+    let globs =
+        ["*".repeat(1024), "**/".repeat(341), "{".repeat(500), "{a,b}".repeat(200), "[!a]".repeat(256), "[]".into()];
+    for glob in globs.iter().chain(&["/".repeat(2000), "/\\".into(), "/[z-a]".into(), "/{a,{b,c}}".into()]) {
+        let path = serde_json::json!({"rules": [{"name": "a", "match": {"path": {"glob": glob}}}]});
+        let host = serde_json::json!({"rules": [{"name": "a", "match": {"hosts": [glob]}}]});
+        let _ = (config::parse(path.to_string().as_bytes()), config::parse(host.to_string().as_bytes()));
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::test_runner::Config::with_cases(200))]
+
+    #[test]
+    fn a_mutilated_config_never_panics(
+        place in 0..config::DEFAULT.len(),
+        cut in 0..40_usize,
+        graft in "[\\[\\]{}:,!&*?|>'\"\t\n #%@`0-9a-z\u{e9}-]{0,12}",
+    ) {
+        // Without its comments, so that most mutilations hurt.
+        let lines: Vec<&str> = config::DEFAULT.lines().filter(|line| !line.trim_start().starts_with('#')).collect();
+        let text: Vec<char> = lines.join("\n").chars().collect();
+        let place = place % text.len();
+        let after = text.len().min(place + cut);
+        let text: String = text[..place].iter().copied().chain(graft.chars()).chain(text[after..].iter().copied()).collect();
+        if let Err(faults) = config::parse(text.as_bytes()) {
+            for fault in faults.iter() {
+                proptest::prop_assert!(!fault.path.is_empty() && !fault.to_string().contains('\n'), "{}", fault);
+            }
+        }
+    }
 }

@@ -5,12 +5,15 @@ use super::failure_policy;
 use super::text::{each, header_name, is_token, label};
 use super::tiers::{Smallest, per};
 use crate::bucket::Dimension;
-use crate::config::fault::{Report, field, quoted};
+use crate::config::fault::{Report, field, first_few, quoted};
 use crate::config::raw::{self, List};
 use crate::policy::route::{Conditions, HeaderCondition, PathCondition, Rule, ValueCondition};
 use crate::policy::tier::Tiers;
 use globset::{GlobBuilder, GlobMatcher};
 use std::collections::HashMap;
+
+/// Rules at most: every request is held against them one after the other.
+const MAX_RULES: usize = 10_000;
 
 pub(super) fn rules(
     list: Option<&List<raw::Rule>>,
@@ -19,18 +22,26 @@ pub(super) fn rules(
     report: &mut Report,
 ) -> Vec<Rule> {
     let mut seen = HashMap::new();
-    let mut rules: Vec<Rule> = Vec::new();
+    let mut rules = Vec::new();
+    let mut catch_all: Option<String> = None;
+    if list.is_some_and(|list| list.len() > MAX_RULES) {
+        report.fault("rules", format!("holds more than {MAX_RULES} rules; write fewer, with globs"));
+        return rules;
+    }
     each("rules", list, report, |path, raw, report| {
         let name = name(path, raw, report);
         if let Some(name) = &name {
             refuse_again(&mut seen, name.clone(), &field(path, "name"), path, report);
         }
-        if let Some(first) = rules.iter().find(|rule| is_catch_all(rule)) {
+        if let Some(first) = &catch_all {
             let only = "only Envoy's context extension tidegate.rule leads here";
-            report.warn(path, format!("comes after {}, which matches everything: {only}", quoted(&first.name)));
+            report.warn(path, format!("comes after {}, which matches everything: {only}", quoted(first)));
         }
         let rule = rule(path, raw, name.unwrap_or_default(), tiers, report);
         report_unpayable(path, &rule, tiers, smallest, report);
+        if catch_all.is_none() && is_catch_all(&rule) {
+            catch_all = Some(rule.name.clone());
+        }
         rules.push(rule);
     });
     rules
@@ -133,7 +144,7 @@ fn report_unpayable(path: &str, rule: &Rule, tiers: &Tiers, smallest: &Smallest,
         too_small.extend(least.map(|least| format!("{} of {}", least.max_tokens, least.path)));
     }
     if !too_small.is_empty() {
-        let (name, sizes) = (quoted(&rule.name), too_small.join(", "));
+        let (name, sizes) = (quoted(&rule.name), first_few(&too_small));
         let right = "lower the cost, raise those, or narrow the rule with tier or dimensions";
         let text =
             format!("the rule {name} costs {cost}, which is above the max_tokens {sizes}: it never passes; {right}");
@@ -188,13 +199,12 @@ fn is_ipv6(text: &str) -> bool {
 
 fn glob(path: &str, text: &str, report: &mut Report) -> Option<GlobMatcher> {
     const MAX: usize = 1024;
-    let built = GlobBuilder::new(text).literal_separator(true).build();
-    match built {
-        Ok(glob) if text.len() <= MAX => Some(glob.compile_matcher()),
-        Ok(_) => {
-            report.fault(path, format!("{} is longer than {MAX} bytes", quoted(text)));
-            None
-        }
+    if text.len() > MAX {
+        report.fault(path, format!("{} is longer than {MAX} bytes", quoted(text)));
+        return None;
+    }
+    match GlobBuilder::new(text).literal_separator(true).build() {
+        Ok(glob) => Some(glob.compile_matcher()),
         Err(error) => {
             report.fault(path, format!("{} is no glob: {}; use *, **, ?, [ab], {{a,b}}", quoted(text), error.kind()));
             None

@@ -7,9 +7,19 @@ use crate::policy::limits::Limits;
 use crate::policy::tier::{Tier, Tiers};
 use std::collections::BTreeMap;
 
+/// Tiers at most: their names are labels of metrics.
+const MAX_TIERS: usize = 1000;
+
 /// The tiers, always with some default one; what is broken is left out and reported.
 pub(super) fn tiers(raw: &Raw, base: &Raw, report: &mut Report) -> Tiers {
-    let stated = raw.tiers.as_ref().or(base.tiers.as_ref());
+    let mut stated = raw.tiers.as_ref().or(base.tiers.as_ref());
+    if stated.is_some_and(|tiers| tiers.len() > MAX_TIERS) {
+        report.fault(
+            "tiers",
+            format!("holds more than {MAX_TIERS} tiers; write fewer, and give single callers their own limits"),
+        );
+        stated = base.tiers.as_ref();
+    }
     let mut tiers = Vec::new();
     for (name, limits) in stated.into_iter().flatten() {
         tiers.extend(tier(name, limits, &tiers, report));
