@@ -1,20 +1,22 @@
 //! The composition root: puts the parts together, runs them, and takes them down in order.
 
 use crate::clock::SystemClock;
-use crate::config::{Config, Settings};
+use crate::config::{ClockSource, Config, LogFormat, Settings};
 use crate::ext_authz::Service;
 use crate::limiter::Limiter;
 use crate::server::health::Health;
 use crate::server::{Endpoint, ServerError};
+use crate::store::Store;
 use crate::store::memory::MemoryStore;
-use crate::store::redis::RedisStore;
-use crate::store::{Store, StoreError};
-use std::io;
+use crate::store::redis::{self, RedisSettings, RedisStore};
+use std::io::{self, IsTerminal as _};
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::ParseError;
 
 /// How often the store is asked whether it answers, for the sake of readiness.
 const STORE_PROBE_INTERVAL: Duration = Duration::from_secs(1);
@@ -26,8 +28,8 @@ pub enum AppError {
     Runtime(#[source] io::Error),
     #[error(transparent)]
     Server(#[from] ServerError),
-    #[error("redis.urls: {0}")]
-    Store(#[from] StoreError),
+    #[error("log.filter: {0}")]
+    Log(#[from] ParseError),
 }
 
 /// Serves until SIGTERM or SIGINT, then drains.
@@ -44,20 +46,26 @@ pub fn serve(config: Config) -> Result<(), AppError> {
 }
 
 /// The store that the settings name. Does not connect.
-///
-/// # Errors
-/// When Redis's address cannot be used.
-pub fn store(settings: &Settings) -> Result<Arc<dyn Store>, StoreError> {
+pub fn store(settings: &Settings) -> Arc<dyn Store> {
     let clock = Arc::new(SystemClock);
-    Ok(match &settings.redis {
-        Some(redis) => Arc::new(RedisStore::new(redis.store_settings(settings.clock, clock)?)),
-        None => Arc::new(MemoryStore::new(clock, settings.memory_capacity)),
-    })
+    let Some(server) = &settings.redis else {
+        return Arc::new(MemoryStore::new(clock, settings.memory_capacity));
+    };
+    let clock = match settings.clock {
+        ClockSource::Redis => redis::ClockSource::Redis,
+        ClockSource::Local => redis::ClockSource::Local(clock),
+    };
+    let (url, timeout, pool_size) = (server.url.clone(), server.timeout, server.pool_size);
+    Arc::new(RedisStore::new(RedisSettings { url, timeout, pool_size, clock }))
 }
 
 async fn run(config: Config) -> Result<(), AppError> {
-    let Config { policy, settings, .. } = config;
-    let store = store(&settings)?;
+    let Config { policy, settings, warnings } = config;
+    log_to_stderr(&settings)?;
+    for warning in warnings {
+        tracing::warn!("config: {warning}");
+    }
+    let store = store(&settings);
     let limiter = Arc::new(Limiter::new(policy, store.clone()));
     let health = Health::new().await;
     let mut signals = Signals::new().map_err(AppError::Runtime)?;
@@ -67,6 +75,7 @@ async fn run(config: Config) -> Result<(), AppError> {
     let readiness = tokio::spawn(follow_store(store, health.clone(), settings.readiness_requires_store));
     let (stop, stopped) = oneshot::channel::<()>();
     let serving = endpoint.serve(Service::new(limiter), &health, async move {
+        // The sender gone means the same.
         let _ = stopped.await;
     });
     tokio::pin!(serving);
@@ -79,15 +88,32 @@ async fn run(config: Config) -> Result<(), AppError> {
     tokio::select! {
         served = &mut serving => return Ok(served?),
         () = tokio::time::sleep(settings.drain) => {}
-        name = signals.next() => return Ok(tracing::warn!(signal = name, "a second signal: stopping at once")),
+        name = signals.next() => return stop_at_once(name),
     }
     let _ = stop.send(());
     tokio::select! {
         served = &mut serving => served?,
-        () = tokio::time::sleep(settings.shutdown) => tracing::warn!(after = ?settings.shutdown, "dropping what is still in flight"),
-        name = signals.next() => tracing::warn!(signal = name, "a second signal: stopping at once"),
+        () = tokio::time::sleep(settings.shutdown) => {
+            tracing::warn!(shutdown = ?settings.shutdown, "dropping what is still in flight");
+        }
+        name = signals.next() => return stop_at_once(name),
     }
     tracing::info!("stopped");
+    Ok(())
+}
+
+fn stop_at_once(signal: &str) -> Result<(), AppError> {
+    tracing::warn!(signal, "a second signal: stopping at once");
+    Ok(())
+}
+
+fn log_to_stderr(settings: &Settings) -> Result<(), AppError> {
+    let filter = EnvFilter::try_new(&settings.log.filter)?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    match settings.log.format {
+        LogFormat::Text => log.with_ansi(io::stderr().is_terminal()).init(),
+        LogFormat::Json => log.json().init(),
+    }
     Ok(())
 }
 

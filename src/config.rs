@@ -1,1 +1,104 @@
-//! Configuration.
+//! Configuration: YAML, environment and flags -> a proven [`Config`], or every fault at once with its path.
+//!
+//! The steps: `document` (text to tree), `structure` (tree to `raw`), `validate` (raw to proven), with `env` for what
+//! overrides the file. What comes out holds no YAML, and no secret that `Debug` would show.
+
+mod document;
+mod env;
+mod fault;
+mod raw;
+mod settings;
+mod structure;
+mod validate;
+
+pub use document::MAX_BYTES;
+pub use env::{Environment, Flags, VARIABLES};
+pub use fault::{Fault, Faults, MAX_FAULTS};
+pub use settings::{ClockSource, Log, LogFormat, Redis, Settings};
+
+use crate::policy::Policy;
+use env::Overrides;
+use fault::Report;
+use std::path::{Path, PathBuf};
+
+/// The config that is used without a file, as `tidegate config default` prints it.
+pub const DEFAULT: &str = include_str!("config/default.yaml");
+
+/// A config that was proven to be sound.
+#[derive(Debug)]
+pub struct Config {
+    /// May be swapped while the process runs.
+    pub policy: Policy,
+    /// What the process is built from; a change needs a restart.
+    pub settings: Settings,
+    /// Sound, but perhaps not meant. For the caller to tell.
+    pub warnings: Vec<Fault>,
+}
+
+/// Loads what `flags`, `env` and the file that one of them names say; without a file, [`DEFAULT`].
+///
+/// # Errors
+/// Every fault of the file, the environment and the flags.
+pub fn load(flags: &Flags, env: &Environment) -> Result<Config, Faults> {
+    let mut report = Report::default();
+    let overrides = Overrides::collect(flags, env, &mut report);
+    let bytes = match config_path(flags, env) {
+        Some(path) => read_file(&path, &mut report),
+        None => Some(DEFAULT.as_bytes().to_vec()),
+    };
+    finish(bytes.as_deref(), &overrides, report)
+}
+
+/// The file that [`load`] reads.
+pub fn config_path(flags: &Flags, env: &Environment) -> Option<PathBuf> {
+    flags.config.clone().or_else(|| env.config())
+}
+
+/// Reads a file's text, and nothing of environment and flags.
+///
+/// # Errors
+/// Every fault of the text.
+pub fn parse(yaml: &[u8]) -> Result<Config, Faults> {
+    finish(Some(yaml), &Overrides::default(), Report::default())
+}
+
+/// [`parse`], from a file.
+///
+/// # Errors
+/// Every fault of the file.
+pub fn parse_file(path: &Path) -> Result<Config, Faults> {
+    let mut report = Report::default();
+    let bytes = read_file(path, &mut report);
+    finish(bytes.as_deref(), &Overrides::default(), report)
+}
+
+/// The JSON Schema of the config file.
+pub fn schema() -> serde_json::Value {
+    schemars::schema_for!(raw::Raw).into()
+}
+
+fn read_file(path: &Path, report: &mut Report) -> Option<Vec<u8>> {
+    match env::read_at_most(path, MAX_BYTES) {
+        Ok(bytes) => Some(bytes),
+        Err(error) => {
+            report.fault(path.display().to_string(), format!("cannot read this file: {error}"));
+            None
+        }
+    }
+}
+
+fn finish(bytes: Option<&[u8]>, overrides: &Overrides, mut report: Report) -> Result<Config, Faults> {
+    let tree = bytes.and_then(|bytes| document::read(bytes, &mut report.faults));
+    let raw = match tree {
+        Some(tree) => structure::read(tree, &mut report.faults),
+        // The file cannot be read, but faults of environment and flags can be told with it.
+        None => raw::Raw::default(),
+    };
+    let proven = validate::validate(raw, overrides, &mut report);
+    match proven {
+        Some((policy, settings)) if report.faults.is_empty() => {
+            Ok(Config { policy, settings, warnings: report.warnings })
+        }
+        _ => Err(report.faults.by_section()),
+    }
+}

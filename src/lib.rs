@@ -12,3 +12,8 @@ pub mod limiter;
 
 pub mod ext_authz;
 pub mod server;
+
+pub mod config;
+
+pub mod app;
+pub mod cli;

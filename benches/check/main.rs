@@ -56,16 +56,29 @@ impl Table {
         let denied = self.row(&stingy, Some(&server), &requests, closed);
 
         println!("Closed loop, 4 connections x 32 streams:\n");
-        println!("| | checks/s | of empty Check | of bare script | p50 µs | p99 µs | p99.9 µs | service µs/check | Redis µs/check |");
+        println!(
+            "| | checks/s | of empty Check | of bare script | p50 µs | p99 µs | p99.9 µs | service µs/check | Redis µs/check |"
+        );
         println!("|---|---:|---:|---:|---:|---:|---:|---:|---:|");
         let print = |name: &str, row: &Row| {
             let of = |ceiling: f64| format!("{:.2}", row.rate / ceiling);
             let numbers = [row.latency(0.5), row.latency(0.99), row.latency(0.999), row.service, row.redis];
             let numbers: Vec<String> = numbers.iter().map(|number| format!("{number:.1}")).collect();
-            println!("| {name} | {:.0} | {} | {} | {} |", row.rate, of(empty.rate), of(script.rate), numbers.join(" | "));
+            println!(
+                "| {name} | {:.0} | {} | {} | {} |",
+                row.rate,
+                of(empty.rate),
+                of(script.rate),
+                numbers.join(" | ")
+            );
         };
         print("empty tonic Check", &empty);
-        println!("| bare script, no service | {:.0} | {:.2} | 1.00 | | | | | {:.1} |", script.rate, script.rate / empty.rate, script.redis);
+        println!(
+            "| bare script, no service | {:.0} | {:.2} | 1.00 | | | | | {:.1} |",
+            script.rate,
+            script.rate / empty.rate,
+            script.redis
+        );
         print("tidegate, memory", &memory);
         print("tidegate, Redis", &redis);
         print("tidegate, Redis, nearly all denied", &denied);
@@ -73,9 +86,10 @@ impl Table {
         println!("\nOpen loop at half of that rate, latency from the intended start:\n");
         println!("| | offered/s | answered/s | p50 µs | p99 µs | p99.9 µs | service µs/check | Redis µs/check |");
         println!("|---|---:|---:|---:|---:|---:|---:|---:|");
-        for (name, service, rate) in
-            [("tidegate, Redis", &on_redis, redis.rate / 2.0), ("tidegate, Redis, a tenth", &on_redis, redis.rate / 10.0)]
-        {
+        for (name, service, rate) in [
+            ("tidegate, Redis", &on_redis, redis.rate / 2.0),
+            ("tidegate, Redis, a tenth", &on_redis, redis.rate / 10.0),
+        ] {
             let row = self.row(service, Some(&server), &requests, Shape::Open { connections: 4, per_second: rate });
             let numbers = [row.latency(0.5), row.latency(0.99), row.latency(0.999), row.service, row.redis];
             let numbers: Vec<String> = numbers.iter().map(|number| format!("{number:.1}")).collect();
@@ -132,7 +146,8 @@ fn memory_of_a_million_callers() {
     println!("| start | {:.1} |", idle as f64 / 1024.0);
     for start in (0..CALLERS).step_by(CHUNK) {
         let requests = identities::requests(start..start + CHUNK);
-        let load = Load { address: service.address, requests: &requests, shape: Shape::Once { connections: 4, streams: 32 } };
+        let load =
+            Load { address: service.address, requests: &requests, shape: Shape::Once { connections: 4, streams: 32 } };
         assert_eq!(load.run(Duration::MAX).answered, CHUNK as u64);
         let done = start + CHUNK;
         if done.is_multiple_of(CALLERS / 4) || done == CHUNK {

@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidegate::bucket::{Charge, Dimension, Key, Quota, Taken};
-use tidegate::config::Config;
+use tidegate::config;
 use tidegate::ext_authz::proto::CheckRequest;
 use tidegate::ext_authz::{request, response};
 use tidegate::policy::decision::decide;
@@ -67,7 +67,7 @@ fn charges(caller: usize) -> [Charge; 3] {
 
 /// Nanoseconds of each part, for the policy that ships as the default.
 pub(crate) fn in_process(requests: &[Bytes]) -> Vec<(&'static str, f64)> {
-    let policy = Config::built_in().policy;
+    let policy = config::parse(config::DEFAULT.as_bytes()).unwrap().policy;
     let checks: Vec<CheckRequest> =
         requests.iter().take(1000).map(|frame| CheckRequest::decode(&frame[5..]).unwrap()).collect();
     let taken = Taken { admitted: true, levels: [59.0, 9.0, 120.0].into_iter().collect() };
@@ -85,14 +85,15 @@ pub(crate) fn in_process(requests: &[Bytes]) -> Vec<(&'static str, f64)> {
         let request = request::read(check);
         let plan = policy.plan(&request);
         let decision = decide(&plan, Ok(Some(&taken)));
-        let wording = response::Wording {
-            answers: &policy.answers,
-            key_headers: std::iter::empty(),
-            grpc: request.is_grpc(),
-        };
+        let wording =
+            response::Wording { answers: &policy.answers, key_headers: std::iter::empty(), grpc: request.is_grpc() };
         black_box(response::write(&plan, &decision, wording).unwrap().encode_to_vec());
     });
-    vec![("decode the request", decode), ("read, plan, decide", plan_and_decide), ("read, plan, decide, word, encode", all)]
+    vec![
+        ("decode the request", decode),
+        ("read, plan, decide", plan_and_decide),
+        ("read, plan, decide, word, encode", all),
+    ]
 }
 
 /// The median of 21 rounds of 20,000 runs.

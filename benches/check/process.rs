@@ -33,11 +33,8 @@ impl Drop for Service {
 impl Service {
     /// The least that a tonic service can do: decode, answer the same to all, encode.
     pub(crate) fn empty_check() -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .arg(EMPTY_CHECK)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child =
+            Command::new(std::env::current_exe().unwrap()).arg(EMPTY_CHECK).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         Self { address: line.trim().parse().unwrap(), child, _config: None }

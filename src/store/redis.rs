@@ -6,8 +6,9 @@
 mod connect;
 mod fault;
 mod script;
+mod url;
 
-pub use connect::{RedisUrl, UrlError};
+pub use url::{RedisUrl, UrlError};
 
 use super::{Pending, Store, StoreError};
 use crate::bucket::{Charge, Key, State, Taken};

@@ -2,6 +2,8 @@
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
     unreachable_pub,
     missing_debug_implementations,
     reason = "a test fails by panicking, and its helpers are no interface"
@@ -9,6 +11,9 @@
 
 mod agreement;
 mod check;
+mod cli;
+mod config;
+mod fleet;
 mod modules;
 mod policy;
 mod redis_store;

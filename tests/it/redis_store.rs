@@ -313,5 +313,5 @@ fn a_malformed_url_is_refused_without_being_repeated() {
 #[test]
 fn a_url_is_shown_without_its_password() {
     let url: RedisUrl = "redis://someone:s3cret@localhost:7000/2".parse().unwrap();
-    assert_eq!(format!("{url} {url:?}"), "localhost:7000/2 RedisUrl(localhost:7000/2)");
+    assert_eq!(format!("{url} {url:?}"), "redis://localhost:7000/2 redis://localhost:7000/2");
 }

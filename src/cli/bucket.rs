@@ -1,0 +1,189 @@
+//! `tidegate bucket`: looks at one bucket in Redis, or forgets it. Names it as the service does.
+
+use super::hash_key::key_on_stdin;
+use super::{Failure, Source, print};
+use crate::app;
+use crate::bucket::{Dimension, Key, State, Timestamp};
+use crate::config::{self, Config, Environment};
+use crate::policy::client_ip::{self, ClientAddress};
+use crate::policy::identity::stored_user;
+use crate::store::{Store, StoreError};
+use clap::{Args, Subcommand};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+const EXAMPLES: &str = "\
+Examples:
+  tidegate bucket show --user alice --redis-url redis://127.0.0.1:6379/0
+  tidegate bucket show --ip 2001:db8::1 --config tidegate.yaml --json
+  printf %s \"$API_KEY\" | tidegate bucket reset --key-stdin --config tidegate.yaml
+
+The name of a bucket depends on key_prefix, the pepper and the IP prefixes: give the service's own config and
+environment. `tidegate --help` names the environment variables.";
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Bucket {
+    /// Print what is stored of a bucket. Nothing stored: it is full
+    #[command(after_help = EXAMPLES)]
+    Show(Which),
+    /// Forget a bucket, which makes it full
+    #[command(after_help = EXAMPLES)]
+    Reset(Which),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Which {
+    #[command(flatten)]
+    caller: CallerFlags,
+    #[command(flatten)]
+    source: Source,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct CallerFlags {
+    /// The bucket of this user, by the id as the identity provider gives it
+    #[arg(long, value_name = "ID", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    user: Option<String>,
+    /// The bucket of the API key on standard input
+    #[arg(long)]
+    key_stdin: bool,
+    /// The bucket of this address, or `unknown`: that of clients without one
+    #[arg(long, value_name = "ADDR", value_parser = address)]
+    ip: Option<Address>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Address {
+    Known(IpAddr),
+    Unknown,
+}
+
+fn address(text: &str) -> Result<Address, &'static str> {
+    match client_ip::parse(text.as_bytes()) {
+        Some(address) => Ok(Address::Known(address)),
+        None if text == "unknown" => Ok(Address::Unknown),
+        None => Err("write an IP address, or unknown"),
+    }
+}
+
+pub(super) fn run(command: Bucket) -> Result<(), Failure> {
+    match command {
+        Bucket::Show(which) => {
+            let (json, opened) = (which.json, open(which)?);
+            print(&shown(&opened.key, opened.ask(|store, key| store.inspect(key))?, json))
+        }
+        Bucket::Reset(which) => {
+            let (json, opened) = (which.json, open(which)?);
+            print(&forgotten(&opened.key, opened.ask(|store, key| store.reset(key))?, json))
+        }
+    }
+}
+
+/// A bucket's name, and where it is kept.
+struct Opened {
+    key: Key,
+    runtime: tokio::runtime::Runtime,
+    store: Arc<dyn Store>,
+}
+
+fn open(which: Which) -> Result<Opened, Failure> {
+    let config = config::load(&which.source.flags(None), &Environment::of_process())?;
+    if config.settings.redis.is_none() {
+        let why = "no Redis is configured, and buckets in memory live inside the serving process";
+        return Err(Failure::Other(format!("{why}: give --redis-url, TIDEGATE_REDIS_URL or --config")));
+    }
+    let key = named(&which.caller, &config)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let store = runtime.block_on(async { app::store(&config.settings) });
+    Ok(Opened { key, runtime, store })
+}
+
+impl Opened {
+    fn ask<T>(
+        &self,
+        ask: impl for<'a> Fn(&'a dyn Store, &'a Key) -> crate::store::Pending<'a, T>,
+    ) -> Result<T, Failure> {
+        let failed = |error: StoreError| Failure::Other(format!("{}: {error}", self.key.as_str()));
+        self.runtime.block_on(ask(self.store.as_ref(), &self.key)).map_err(failed)
+    }
+}
+
+fn named(caller: &CallerFlags, config: &Config) -> Result<Key, Failure> {
+    let policy = &config.policy;
+    let (dimension, id) = match (&caller.user, caller.ip) {
+        (Some(user), _) => (Dimension::User, stored_user(user.as_bytes()).into_owned()),
+        (None, Some(address)) => (Dimension::Ip, stored_address(address, config)),
+        (None, None) => (Dimension::Key, policy.sources.digester.digest(&key_on_stdin()?).to_string()),
+    };
+    Ok(Key::new(&policy.key_prefix, dimension, &id))
+}
+
+fn stored_address(address: Address, config: &Config) -> String {
+    match address {
+        Address::Known(address) => ClientAddress::new(address, &config.policy.sources.prefixes).to_string(),
+        Address::Unknown => ClientAddress::Unknown.to_string(),
+    }
+}
+
+fn shown(key: &Key, state: Option<State>, json: bool) -> String {
+    let key = key.as_str();
+    let Some(State { tokens, last_refill }) = state else {
+        return if json {
+            format!("{}\n", serde_json::json!({"key": key, "stored": false}))
+        } else {
+            format!("{key}\n  nothing is stored: the bucket is full\n")
+        };
+    };
+    let (seconds, time) = (seconds(last_refill), rfc3339(last_refill));
+    if json {
+        let last_refill = serde_json::json!({"seconds": last_refill.micros as f64 / 1e6, "time": time});
+        return format!(
+            "{}\n",
+            serde_json::json!({"key": key, "stored": true, "tokens": tokens, "last_refill": last_refill})
+        );
+    }
+    format!("{key}\n  tokens       {tokens}\n  last_refill  {seconds} ({time})\n")
+}
+
+fn forgotten(key: &Key, there_was: bool, json: bool) -> String {
+    let key = key.as_str();
+    match (json, there_was) {
+        (true, _) => format!("{}\n", serde_json::json!({"key": key, "reset": there_was})),
+        (false, true) => format!("{key}\n  forgotten: the bucket is full\n"),
+        (false, false) => format!("{key}\n  nothing was stored: the bucket was full\n"),
+    }
+}
+
+fn seconds(at: Timestamp) -> String {
+    format!("{}.{:06}", at.micros / 1_000_000, at.micros % 1_000_000)
+}
+
+/// humantime writes years up to 9999: a foreign value beyond is shown as the last moment.
+fn rfc3339(at: Timestamp) -> String {
+    const LAST: u64 = 253_402_300_799_999_999;
+    humantime::format_rfc3339_micros(UNIX_EPOCH + Duration::from_micros(at.micros.min(LAST))).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_is_shown_as_it_is_stored() {
+        let key = Key::new("rl:", Dimension::User, "alice");
+        let state = State { tokens: 9.25, last_refill: Timestamp { micros: 1_700_000_000_000_001 } };
+        let text =
+            "rl:user:alice\n  tokens       9.25\n  last_refill  1700000000.000001 (2023-11-14T22:13:20.000001Z)\n";
+        assert_eq!(shown(&key, Some(state), false), text);
+        let json: serde_json::Value = serde_json::from_str(&shown(&key, Some(state), true)).unwrap_or_default();
+        assert_eq!(json["tokens"], 9.25);
+        assert_eq!(json["last_refill"]["time"], "2023-11-14T22:13:20.000001Z");
+        assert!(shown(&key, None, false).contains("full"));
+        assert!(rfc3339(Timestamp { micros: u64::MAX }).starts_with("9999"));
+    }
+}

@@ -1,0 +1,426 @@
+//! Every key of the config, once. What serde reads, and what `tidegate schema` describes.
+//!
+//! All of it is optional and nothing of it is proven: see `validate`. The comments here are the descriptions that
+//! editors show, so they speak to the operator.
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The configuration of tidegate. Everything is optional: what is left out is as in `tidegate config default`.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(title = "tidegate")]
+pub(super) struct Raw {
+    /// Where Envoy connects: `address:port`, or `unix:/path`. Default: 0.0.0.0:50051.
+    pub(super) listen: Option<String>,
+    /// Starts every bucket's name in Redis. Printable ASCII without blanks, `{` and `}`, at most 64 bytes. Default: `rl:`.
+    pub(super) key_prefix: Option<String>,
+    /// Where buckets are kept. Left out: in this process's memory.
+    pub(super) redis: Option<Redis>,
+    /// Buckets in this process's memory; of no effect with `redis`.
+    pub(super) memory: Option<Memory>,
+    /// What happens to requests while Redis does not answer. Default: allow.
+    pub(super) on_store_error: Option<OnStoreError>,
+    /// Whether the service is ready only while Redis answers. Default: true.
+    pub(super) readiness_requires_store: Option<bool>,
+    /// Whose clock refills buckets. Default: redis.
+    pub(super) clock: Option<Clock>,
+    /// Whether denials are carried out. Default: enforce.
+    pub(super) mode: Option<Mode>,
+    /// How long to say NOT_SERVING before connections are closed; `0s` to skip it. Default: 5s.
+    pub(super) drain: Option<Span>,
+    /// How long open calls may take after that. Default: 10s.
+    pub(super) shutdown: Option<Span>,
+    /// The tier of callers of whom nothing else is known. Default: free.
+    pub(super) default_tier: Option<String>,
+    /// Accept a default tier that allows more than another tier. Default: false.
+    pub(super) allow_generous_default: Option<bool>,
+    /// What callers may spend, by the name of their tier. Names are 1 to 64 of a-z, 0-9, `_` and `-`, in any case.
+    pub(super) tiers: Option<BTreeMap<String, Limits>>,
+    /// Where callers and their tiers are read.
+    pub(super) identity: Option<Identity>,
+    /// Known API keys.
+    pub(super) api_keys: Option<List<ApiKey>>,
+    /// Known users.
+    pub(super) users: Option<List<User>>,
+    /// What differs for parts of the traffic. The first that matches counts.
+    pub(super) rules: Option<List<Rule>>,
+    /// The sets of headers that tell clients their limits; `[]` for none. Default: [x-ratelimit].
+    pub(super) headers: Option<List<HeaderSet>>,
+    /// How Envoy is told that Redis failed and the request is to be denied. Default: error_response.
+    pub(super) error_answer: Option<ErrorAnswer>,
+    /// Remove the headers that carry API keys before the request goes upstream. Default: false.
+    pub(super) strip_api_key: Option<bool>,
+    /// What the process says of itself, on standard error.
+    pub(super) log: Option<Log>,
+}
+
+/// The Redis that holds the buckets.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Redis {
+    /// One `redis://host:port/database` or `unix:///path`. A password is better given in TIDEGATE_REDIS_PASSWORD.
+    pub(super) urls: Option<List<Secret>>,
+    /// One round trip, waiting for a connection included; Envoy's own timeout must be longer. Default: 50ms.
+    pub(super) timeout: Option<Span>,
+    /// Connections, each shared by many calls at once: 1 to 64. Default: 1.
+    pub(super) pool_size: Option<u64>,
+    /// Only standalone yet. Default: standalone.
+    pub(super) topology: Option<Topology>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Topology {
+    Standalone,
+    /// Not supported yet.
+    Sentinel,
+    /// Not supported yet.
+    Cluster,
+}
+
+/// Buckets in this process's memory.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Memory {
+    /// Buckets at most. Default: 1000000.
+    pub(super) capacity: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum OnStoreError {
+    /// Requests pass unlimited.
+    Allow,
+    /// Requests are answered 503.
+    Deny,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Clock {
+    /// Redis's own: one clock for all replicas.
+    Redis,
+    /// Each replica's own.
+    Local,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Mode {
+    Enforce,
+    /// Everything is counted and told, nothing is denied.
+    Shadow,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+pub(super) enum HeaderSet {
+    /// `x-ratelimit-limit`, `x-ratelimit-remaining`, `x-ratelimit-reset`.
+    #[serde(rename = "x-ratelimit")]
+    XRatelimit,
+    /// The IETF draft's `RateLimit` and `RateLimit-Policy`.
+    #[serde(rename = "ietf")]
+    Ietf,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ErrorAnswer {
+    /// For Envoy 1.37 and later.
+    ErrorResponse,
+    /// The call itself fails: for older Envoys.
+    GrpcStatus,
+}
+
+/// What the process says of itself.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Log {
+    /// `error`, `warn`, `info`, `debug`, `trace`, `off`, or a list such as `info,tidegate::store=debug`. Default: info.
+    pub(super) filter: Option<String>,
+    /// Default: text.
+    pub(super) format: Option<LogFormat>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum LogFormat {
+    Text,
+    Json,
+}
+
+/// What may be spent; a dimension that is left out is not limited.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Limits {
+    pub(super) per_user: Option<Quota>,
+    pub(super) per_key: Option<Quota>,
+    pub(super) per_ip: Option<Quota>,
+}
+
+/// One bucket's size and inflow.
+#[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Quota {
+    /// Tokens in a full bucket: the largest burst. Above 0.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub(super) max_tokens: Option<f64>,
+    /// Tokens per second: the rate in the long run. Above 0.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub(super) refill_rate: Option<f64>,
+}
+
+/// Where callers and their tiers are read. Of each list, the first source that gives something counts.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Identity {
+    /// Where the user's id is read; `[]` for no users.
+    pub(super) user: Option<List<UserSource>>,
+    /// Where the API key is read; `[]` for no keys.
+    pub(super) key: Option<List<KeySource>>,
+    /// Where the client's address is read.
+    pub(super) ip: Option<Ip>,
+    /// Where the tier is read; `[]` for the default tier only.
+    pub(super) tier: Option<List<TierSource>>,
+    /// Mixed into the digests of API keys, so that a stolen dump of Redis cannot be searched for guessed keys.
+    /// Better given in TIDEGATE_KEY_PEPPER or TIDEGATE_KEY_PEPPER_FILE. Changing it changes all digests.
+    pub(super) key_pepper: Option<Secret>,
+}
+
+/// A scalar in Envoy's dynamic metadata.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Metadata {
+    /// The name of the Envoy filter that wrote it, such as `envoy.filters.http.jwt_authn`.
+    pub(super) namespace: Option<String>,
+    /// The keys that lead to it, such as `[claims, sub]`.
+    pub(super) path: Option<List<String>>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum UserSource {
+    Metadata(Metadata),
+    /// The identity in the client's verified certificate.
+    Principal,
+    /// A header, in lower case. The client writes it unless Envoy overwrites it.
+    Header(String),
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum KeySource {
+    /// A header, in lower case.
+    Header(String),
+    /// `authorization: Bearer <key>`.
+    Bearer,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum TierSource {
+    Metadata(Metadata),
+    /// What `api_keys` says of the caller's key.
+    ApiKey,
+    /// A header, in lower case. The client writes it unless Envoy overwrites it.
+    Header(String),
+}
+
+/// Where the client's address is read, and how much of it makes a client.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Ip {
+    /// Default: peer.
+    pub(super) from: Option<AddressSource>,
+    /// Leading bits that make an IPv4 client: 1 to 32. Default: 32.
+    pub(super) ipv4_prefix: Option<u64>,
+    /// Leading bits that make an IPv6 client: 1 to 128. Default: 64.
+    pub(super) ipv6_prefix: Option<u64>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum AddressSource {
+    /// The peer of Envoy's connection.
+    Peer,
+    /// A header that Envoy overwrites, in lower case.
+    Header(String),
+    /// X-Forwarded-For, counted from the right.
+    Xff(Xff),
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Xff {
+    /// Which entry from the right: 1 is the one that Envoy itself appended. 1 to 20.
+    pub(super) trusted_hops: Option<u64>,
+}
+
+/// One known API key. What is left out is as in the caller's tier.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ApiKey {
+    /// As `tidegate hash-key` prints it: 32 lower-case hex digits. Never the key itself.
+    pub(super) digest: Option<String>,
+    /// For logs and metadata; not a secret. Default: the digest.
+    pub(super) name: Option<String>,
+    /// Read where `identity.tier` says `api_key`.
+    pub(super) tier: Option<String>,
+    pub(super) per_user: Option<Quota>,
+    pub(super) per_key: Option<Quota>,
+    pub(super) per_ip: Option<Quota>,
+}
+
+/// One known user. What is left out is as in the caller's tier.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct User {
+    /// The id as the identity provider gives it.
+    pub(super) id: Option<String>,
+    /// Comes before what `identity.tier` finds.
+    pub(super) tier: Option<String>,
+    pub(super) per_user: Option<Quota>,
+    pub(super) per_key: Option<Quota>,
+    pub(super) per_ip: Option<Quota>,
+}
+
+/// What differs for a part of the traffic.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Rule {
+    /// Envoy's routes may choose the rule by this name, in the context extension `tidegate.rule`.
+    pub(super) name: Option<String>,
+    /// What a request must be; left out, it fits all.
+    #[serde(rename = "match")]
+    pub(super) when: Option<Match>,
+    /// Tokens per request; 0 looks and takes nothing. Default: 1.
+    #[schemars(extend("minimum" = 0))]
+    pub(super) cost: Option<f64>,
+    /// Not limited at all.
+    pub(super) exempt: Option<bool>,
+    /// The tier whose limits count here, whoever calls.
+    pub(super) tier: Option<String>,
+    /// The buckets that are charged. Default: all.
+    pub(super) dimensions: Option<List<Dimension>>,
+    /// Count and tell, but never deny.
+    pub(super) shadow: Option<bool>,
+    /// Instead of the global `on_store_error`.
+    pub(super) on_store_error: Option<OnStoreError>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Dimension {
+    User,
+    Key,
+    Ip,
+}
+
+/// What a request must be: everything stated here.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Match {
+    /// Any of these, in upper case.
+    pub(super) methods: Option<List<String>>,
+    /// Any of these, without port; `*` stands for any text.
+    pub(super) hosts: Option<List<String>>,
+    /// The path without its query.
+    pub(super) path: Option<PathMatch>,
+    /// All of these.
+    pub(super) headers: Option<List<HeaderMatch>>,
+    /// All of these: what the route's ext_authz settings in Envoy say.
+    pub(super) context_extensions: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum PathMatch {
+    Exact(String),
+    Prefix(String),
+    /// `*` stands for any text within a segment, `**` for any segments.
+    Glob(String),
+}
+
+/// A header, and one of `exact`, `prefix`, `present`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct HeaderMatch {
+    /// In lower case.
+    pub(super) name: Option<String>,
+    pub(super) exact: Option<String>,
+    pub(super) prefix: Option<String>,
+    /// Only `true`: whatever its value.
+    pub(super) present: Option<bool>,
+}
+
+/// A list whose broken entries are null, so that the others keep their places.
+#[derive(Debug, Deserialize)]
+#[serde(transparent)]
+pub(super) struct List<T>(Vec<Option<T>>);
+
+impl<T> List<T> {
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The entries, with their places.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (usize, Option<&T>)> {
+        self.0.iter().map(Option::as_ref).enumerate()
+    }
+}
+
+impl<T> Default for List<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for List<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        Vec::<T>::schema_name()
+    }
+
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        Vec::<T>::json_schema(generator)
+    }
+}
+
+/// A text that is not to be seen.
+#[derive(Clone, Deserialize, JsonSchema)]
+#[serde(transparent)]
+pub(super) struct Secret(pub(super) String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// A time with its unit, such as `50ms`, `1s` or `2m`.
+#[derive(Debug, JsonSchema)]
+#[schemars(extend("pattern" = "^ *([0-9]+ *[a-zµ]+ *)+$", "examples" = ["50ms", "1s"]))]
+pub(super) struct Span(pub(super) String);
+
+impl<'de> Deserialize<'de> for Span {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+        impl serde::de::Visitor<'_> for Text {
+            type Value = Span;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a time with its unit, such as 50ms or 1s")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Span, E> {
+                Ok(Span(text.to_owned()))
+            }
+        }
+        deserializer.deserialize_str(Text)
+    }
+}

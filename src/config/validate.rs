@@ -1,0 +1,112 @@
+//! Raw config -> proven config, with every fault at once.
+//!
+//! Each part reports what it finds and gives what it can, so that one fault does not hide another. Where a part is
+//! broken, the checks that compare it with others are left out: their faults would be consequences.
+
+mod callers;
+mod identity;
+mod rules;
+mod settings;
+mod text;
+mod tiers;
+
+use super::env::Overrides;
+use super::fault::Report;
+use super::raw::{self, Raw};
+use super::settings::Settings;
+use crate::policy::Policy;
+use crate::policy::decision::{Answers, ErrorAnswer, FailurePolicy, Mode};
+use crate::policy::identity::Sources;
+
+/// Checks `raw`, overridden by `overrides`. `None`, or something that is not to be used, when there are faults.
+pub(super) fn validate(raw: Raw, overrides: &Overrides, report: &mut Report) -> Option<(Policy, Settings)> {
+    let base = builtin();
+    let settings = settings::settings(&raw, overrides, report);
+    let key_prefix = key_prefix(raw.key_prefix.as_deref(), report);
+    let sources = identity::sources(raw.identity.as_ref(), base.identity.as_ref(), overrides, report);
+    let tiers = tiers::tiers(&raw, &base, report);
+    let api_keys = callers::api_keys(raw.api_keys.as_ref(), &tiers, report);
+    let users = callers::users(raw.users.as_ref(), &tiers, report);
+    let rules = rules::rules(raw.rules.as_ref(), &tiers, &callers::smallest(&raw), report);
+    if let Some(sources) = &sources {
+        warn_of_unread(&raw, sources, report);
+    }
+    let policy = Policy {
+        key_prefix: key_prefix?,
+        tiers,
+        sources: sources?,
+        api_keys,
+        users,
+        rules,
+        mode: mode(raw.mode),
+        on_store_error: raw.on_store_error.map(failure_policy).unwrap_or_default(),
+        answers: answers(&raw),
+    };
+    Some((policy, settings?))
+}
+
+/// What is used of the built-in config where the file says nothing. Read through the very same steps.
+fn builtin() -> Raw {
+    let mut report = Report::default();
+    let tree = super::document::read(super::DEFAULT.as_bytes(), &mut report.faults);
+    let raw = tree.map(|tree| super::structure::read(tree, &mut report.faults)).unwrap_or_default();
+    debug_assert!(report.faults.is_empty(), "the built-in config has no faults: {}", report.faults);
+    raw
+}
+
+fn key_prefix(prefix: Option<&str>, report: &mut Report) -> Option<String> {
+    const MAX: usize = 64;
+    let prefix = prefix.unwrap_or("rl:");
+    let fits = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}');
+    if prefix.len() <= MAX && prefix.bytes().all(fits) {
+        return Some(prefix.to_owned());
+    }
+    let right = format!("write at most {MAX} bytes of printable ASCII without blanks, {{ and }}");
+    report.fault("key_prefix", format!("{} cannot start a key; {right}", super::fault::quoted(prefix)));
+    None
+}
+
+fn mode(mode: Option<raw::Mode>) -> Mode {
+    match mode {
+        Some(raw::Mode::Shadow) => Mode::Shadow,
+        Some(raw::Mode::Enforce) | None => Mode::Enforce,
+    }
+}
+
+fn failure_policy(policy: raw::OnStoreError) -> FailurePolicy {
+    match policy {
+        raw::OnStoreError::Allow => FailurePolicy::Allow,
+        raw::OnStoreError::Deny => FailurePolicy::Deny,
+    }
+}
+
+fn answers(raw: &Raw) -> Answers {
+    let usual = Answers::default();
+    let error_answer = match raw.error_answer {
+        Some(raw::ErrorAnswer::GrpcStatus) => ErrorAnswer::GrpcStatus,
+        Some(raw::ErrorAnswer::ErrorResponse) | None => ErrorAnswer::ErrorResponse,
+    };
+    let (mut x_ratelimit, mut ietf) = (usual.x_ratelimit, usual.ietf);
+    if let Some(sets) = &raw.headers {
+        let has = |wanted: fn(&raw::HeaderSet) -> bool| sets.entries().any(|(_, set)| set.is_some_and(wanted));
+        x_ratelimit = has(|set| matches!(set, raw::HeaderSet::XRatelimit));
+        ietf = has(|set| matches!(set, raw::HeaderSet::Ietf));
+    }
+    Answers { x_ratelimit, ietf, error_answer, strip_api_key: raw.strip_api_key.unwrap_or(usual.strip_api_key) }
+}
+
+/// Warns of what is configured but never read, because `identity` has no source for it.
+fn warn_of_unread(raw: &Raw, sources: &Sources, report: &mut Report) {
+    use crate::policy::tier::TierSource;
+    let keys_with_tier =
+        raw.api_keys.iter().flat_map(raw::List::entries).any(|(_, key)| key.is_some_and(|key| key.tier.is_some()));
+    if keys_with_tier && !sources.tier.contains(&TierSource::ApiKey) {
+        report.warn("identity.tier", "does not list api_key: the tiers that api_keys states are never read");
+    }
+    if sources.user.is_empty() {
+        report.warn("identity.user", "is empty: no user is known, and per_user limits nobody");
+    }
+    if sources.key.is_empty() {
+        report.warn("identity.key", "is empty: no API key is read, and per_key limits nobody");
+    }
+}

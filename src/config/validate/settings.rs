@@ -1,0 +1,184 @@
+//! The settings: addresses, stores, times, log.
+
+use super::text::{count, span};
+use crate::config::env::{Given, Overrides};
+use crate::config::fault::{Report, item, listed, nearest, quoted};
+use crate::config::raw::{self, Raw};
+use crate::config::settings::{ClockSource, Log, LogFormat, Redis, Settings};
+use crate::server::Listen;
+use crate::store::redis::{RedisUrl, UrlError};
+use std::path::PathBuf;
+use std::time::Duration;
+use tracing_subscriber::EnvFilter;
+
+const MINUTES_5: Duration = Duration::from_secs(300);
+
+pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) -> Option<Settings> {
+    let listen = listen(raw, overrides, report);
+    let redis = redis(raw.redis.as_ref(), overrides, report);
+    let capacity = raw.memory.as_ref().and_then(|memory| memory.capacity);
+    let capacity = count("memory.capacity", capacity, 1_000_000, 1..=1_000_000_000, report);
+    let drain = span("drain", raw.drain.as_ref(), Duration::from_secs(5), Duration::ZERO..=MINUTES_5, report);
+    let shortest = Duration::from_millis(1);
+    let shutdown = span("shutdown", raw.shutdown.as_ref(), Duration::from_secs(10), shortest..=MINUTES_5, report);
+    let log = log(raw.log.as_ref(), overrides, report);
+    Some(Settings {
+        listen: listen?,
+        redis: redis?,
+        memory_capacity: usize::try_from(capacity?).unwrap_or(usize::MAX),
+        clock: match raw.clock {
+            Some(raw::Clock::Local) => ClockSource::Local,
+            Some(raw::Clock::Redis) | None => ClockSource::Redis,
+        },
+        readiness_requires_store: raw.readiness_requires_store.unwrap_or(true),
+        drain: drain?,
+        shutdown: shutdown?,
+        log: log?,
+    })
+}
+
+/// Checks what the file says even where something comes before it, and gives what comes first.
+fn first<T>(
+    over: Option<&Given>,
+    file: Option<Given>,
+    report: &mut Report,
+    check: impl Fn(&Given, &mut Report) -> Option<T>,
+) -> Option<Option<T>> {
+    let file = file.map(|given| check(&given, report));
+    match over.map(|given| check(given, report)).or(file) {
+        Some(checked) => checked.map(Some),
+        None => Some(None),
+    }
+}
+
+fn listen(raw: &Raw, overrides: &Overrides, report: &mut Report) -> Option<Listen> {
+    let file = raw.listen.as_deref().map(|text| Given::new("listen", text));
+    let listen = first(overrides.listen.as_ref(), file, report, listen_at)?;
+    Some(listen.unwrap_or(Listen::Tcp(([0, 0, 0, 0], 50051).into())))
+}
+
+fn listen_at(given: &Given, report: &mut Report) -> Option<Listen> {
+    let text = given.text();
+    if let Some(path) = text.strip_prefix("unix:") {
+        // A socket's path has room for 107 bytes on Linux and 103 on others.
+        let path = path.strip_prefix("//").unwrap_or(path);
+        if path.starts_with('/') && path.len() <= 103 && !path.contains('\0') {
+            return Some(Listen::Unix(PathBuf::from(path)));
+        }
+        report.fault(&given.path, format!("{} is no socket; write unix:/path of at most 103 bytes", quoted(text)));
+        return None;
+    }
+    match text.parse() {
+        Ok(address) => Some(Listen::Tcp(address)),
+        Err(_) => {
+            let right = "write an IP address and a port such as 0.0.0.0:50051 or [::]:50051, or unix:/path";
+            report.fault(&given.path, format!("{} is no address; {right}", quoted(text)));
+            None
+        }
+    }
+}
+
+/// The outer `None`: there are faults. The inner: no Redis.
+fn redis(raw: Option<&raw::Redis>, overrides: &Overrides, report: &mut Report) -> Option<Option<Redis>> {
+    let url =
+        first(overrides.redis_url.as_ref(), raw.and_then(|raw| single_url(raw, overrides, report)), report, url_at);
+    let pool_size = count("redis.pool_size", raw.and_then(|raw| raw.pool_size), 1, 1..=64, report);
+    let sane = Duration::from_millis(1)..=Duration::from_secs(10);
+    let timeout = raw.and_then(|raw| raw.timeout.as_ref());
+    let timeout = span("redis.timeout", timeout, Duration::from_millis(50), sane, report);
+    if let Some(topology) = raw.and_then(|raw| raw.topology) {
+        refuse_topology(topology, report);
+    }
+    match (url?, &overrides.redis_password) {
+        (Some(url), password) => {
+            let url = password.as_ref().map_or(url.clone(), |password| url.with_password(password.text()));
+            Some(Some(Redis { url, timeout: timeout?, pool_size: usize::try_from(pool_size?).unwrap_or(1) }))
+        }
+        (None, Some(password)) if raw.is_none() => {
+            report.warn(&password.path, "is of no use: no Redis is configured");
+            Some(None)
+        }
+        (None, _) => Some(None),
+    }
+}
+
+/// The URL in the file, if there is one and only one.
+fn single_url(raw: &raw::Redis, overrides: &Overrides, report: &mut Report) -> Option<Given> {
+    const PATH: &str = "redis.urls";
+    let urls = raw.urls.as_ref().map(raw::List::entries).into_iter().flatten().collect::<Vec<_>>();
+    match urls[..] {
+        [] => {
+            if overrides.redis_url.is_none() {
+                report.fault(PATH, "is missing; write [\"redis://host:port/database\"], or set TIDEGATE_REDIS_URL");
+            }
+            None
+        }
+        [(_, Some(url))] => Some(Given::new(item(PATH, 0), &url.0)),
+        [(_, None)] => {
+            report.fault(item(PATH, 0), "is empty; write redis://host:port/database");
+            None
+        }
+        _ => {
+            report.fault(PATH, format!("holds {} addresses; a standalone Redis has exactly one", urls.len()));
+            None
+        }
+    }
+}
+
+fn url_at(given: &Given, report: &mut Report) -> Option<RedisUrl> {
+    given.text().parse().map_err(|why: UrlError| report.fault(&given.path, why.to_string())).ok()
+}
+
+fn refuse_topology(topology: raw::Topology, report: &mut Report) {
+    let name = match topology {
+        raw::Topology::Standalone => return,
+        raw::Topology::Sentinel => "sentinel",
+        raw::Topology::Cluster => "cluster",
+    };
+    report.fault("redis.topology", format!("{name} is not supported yet; write standalone"));
+}
+
+fn log(raw: Option<&raw::Log>, overrides: &Overrides, report: &mut Report) -> Option<Log> {
+    let file = raw.and_then(|raw| raw.filter.as_deref()).map(|text| Given::new("log.filter", text));
+    let filter = first(overrides.log_filter.as_ref(), file, report, filter_of);
+    let format = match &overrides.log_format {
+        Some(given) => format_of(given, report),
+        None => Some(match raw.and_then(|raw| raw.format) {
+            Some(raw::LogFormat::Json) => LogFormat::Json,
+            Some(raw::LogFormat::Text) | None => LogFormat::Text,
+        }),
+    };
+    Some(Log { filter: filter?.unwrap_or_else(|| "info".into()), format: format? })
+}
+
+fn filter_of(given: &Given, report: &mut Report) -> Option<String> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let text = given.text().trim();
+    let right = format!("write one of {}, or a list such as info,tidegate::store=debug", listed(LEVELS));
+    // The filter would take a misspelt level for the name of a module.
+    let lone = text
+        .split(',')
+        .map(str::trim)
+        .find(|part| !part.contains(['=', '[', ':']) && !LEVELS.iter().any(|level| level.eq_ignore_ascii_case(part)));
+    if let Some(lone) = lone {
+        let meant = nearest(lone, LEVELS).map(|near| format!("did you mean {near}? ")).unwrap_or_default();
+        report.fault(&given.path, format!("{} is no level; {meant}{right}", quoted(lone)));
+        return None;
+    }
+    if EnvFilter::try_new(text).is_err() {
+        report.fault(&given.path, format!("{} is no filter; {right}", quoted(text)));
+        return None;
+    }
+    Some(text.to_owned())
+}
+
+fn format_of(given: &Given, report: &mut Report) -> Option<LogFormat> {
+    match given.text() {
+        "text" => Some(LogFormat::Text),
+        "json" => Some(LogFormat::Json),
+        other => {
+            report.fault(&given.path, format!("{} is no format; write text or json", quoted(other)));
+            None
+        }
+    }
+}
