@@ -35,8 +35,12 @@ impl FromStr for RedisUrl {
         if !text.contains("://") {
             return Err(UrlError("it starts with no scheme such as redis://"));
         }
-        let info =
-            text.into_connection_info().map_err(|_| UrlError("want redis://[user][:password@]host[:port][/db]"))?;
+        let fault = if text.starts_with("rediss://") {
+            "want rediss://[user][:password@]host[:port][/db], and a build with TLS"
+        } else {
+            "want redis://[user][:password@]host[:port][/db]"
+        };
+        let info = text.into_connection_info().map_err(|_| UrlError(fault))?;
         Ok(Self { info })
     }
 }
