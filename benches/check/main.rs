@@ -107,7 +107,7 @@ impl Table {
     fn row(&self, service: &Service, redis: Option<&redis::Server>, requests: &[bytes::Bytes], shape: Shape) -> Row {
         let load = Load { address: service.address, requests, shape };
         load.run(self.length / 5);
-        let (service_cpu, redis_cpu) = (Cpu::of(service.pid()), redis.map(|redis| Cpu::of(redis.pid())));
+        let (service_cpu, redis_cpu) = (Cpu::of(service.pid()), redis.map(|redis| Cpu::of(redis.pid)));
         let outcome = load.run(self.length);
         let checks = outcome.answered as f64;
         let micros = |cpu: &Cpu| cpu.since().as_secs_f64() * 1e6 / checks;

@@ -31,7 +31,7 @@ pub(crate) fn script(server: &Server, length: Duration) -> Script {
     let store = Arc::new(RedisStore::new(settings));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let cpu = Cpu::of(server.pid());
+        let cpu = Cpu::of(server.pid);
         let start = Instant::now();
         let mut tasks = tokio::task::JoinSet::new();
         for call in 0..CALLS {

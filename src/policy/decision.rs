@@ -147,7 +147,7 @@ fn weigh(plan: &Plan<'_>, taken: &Taken) -> (Outcome, Binding) {
         return (Outcome::Admitted, least.map(|(place, (charge, tokens))| (place, standing(charge, tokens))));
     }
     let wait = |(charge, tokens): (&Charge, f64)| charge.quota.wait(tokens, charge.cost);
-    let exhausted = buckets().filter(|(_, (charge, tokens))| !(*tokens >= charge.cost));
+    let exhausted = buckets().filter(|(_, (charge, tokens))| *tokens < charge.cost);
     let dimensions = exhausted.clone().map(|(_, (charge, _))| charge.key.dimension).collect();
     let longest = exhausted.max_by_key(|(_, bucket)| wait(*bucket));
     let retry_after = longest.map_or(1, |(_, bucket)| wait(bucket).max(1));

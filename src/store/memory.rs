@@ -122,7 +122,7 @@ impl Locked<'_> {
     }
 }
 
-/// A panic elsewhere leaves a shard whole: every write to it is a single assignment or is undone by the next sweep.
+/// Nothing is known to panic while a shard is locked. Should something, the other takes go on with what is there.
 fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -35,7 +35,8 @@ pub enum ClockSource {
 #[derive(Clone, Debug)]
 pub struct RedisSettings {
     pub url: RedisUrl,
-    /// Bounds a whole call: waiting for a connection, connecting, and the round trip.
+    /// Bounds a whole call: waiting for a connection, connecting, and the round trip. A server that takes longer than
+    /// this to connect to and sign in to is therefore never reached.
     pub timeout: Duration,
     /// Connections, at least 1. One is shared by all calls and is enough to saturate a server.
     pub pool_size: usize,

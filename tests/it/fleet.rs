@@ -1,13 +1,13 @@
 //! Several tidegate processes on one Redis are one limiter.
 
-use crate::support::{redis, tidegate::Tidegate};
+use crate::support::{
+    redis,
+    service::{Tidegate, check},
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tidegate::ext_authz::proto::authorization_client::AuthorizationClient;
-use tidegate::ext_authz::proto::{
-    Address, AttributeContext, CheckRequest, Peer, SocketAddress, address::Address as Arm,
-};
 use tokio::task::JoinSet;
 use tonic::transport::Endpoint;
 
@@ -16,13 +16,6 @@ const CLIENTS_OF_EACH: usize = 10;
 const MAX_TOKENS: f64 = 100.0;
 const REFILL_RATE: f64 = 1.0;
 const LENGTH: Duration = Duration::from_secs(20);
-
-fn check() -> CheckRequest {
-    let socket = SocketAddress { address: "192.0.2.1".into() };
-    let address = Some(Address { address: Some(Arm::SocketAddress(socket)) });
-    let source = Some(Peer { address, ..Peer::default() });
-    CheckRequest { attributes: Some(AttributeContext { source, ..AttributeContext::default() }) }
-}
 
 /// 100 tokens at 1 per second, for 20 seconds: 120 are admitted, but for the one that the end of the run may cut off
 /// and the one that fell due at its very end.
@@ -55,7 +48,7 @@ async fn hammer(fleet: &[Tidegate]) -> (u64, u64, Duration) {
                 (AuthorizationClient::new(channel.clone()), admitted.clone(), checks.clone());
             clients.spawn(async move {
                 while start.elapsed() < LENGTH {
-                    let code = client.check(check()).await.unwrap().into_inner().status.unwrap().code;
+                    let code = client.check(check(&[])).await.unwrap().into_inner().status.unwrap().code;
                     assert!(code == 0 || code == 8, "neither admitted nor denied: {code}");
                     admitted.fetch_add(u64::from(code == 0), Ordering::Relaxed);
                     checks.fetch_add(1, Ordering::Relaxed);

@@ -17,6 +17,7 @@ mod fleet;
 mod modules;
 mod policy;
 mod redis_store;
+mod serve;
 mod store;
 mod support;
 mod wire;

@@ -1,7 +1,7 @@
 //! What tests share: servers to run against, and short ways to say charges.
 
 pub mod redis;
-pub mod tidegate;
+pub mod service;
 
 use std::sync::Arc;
 use tidegate::bucket::{Charge, Dimension, Key, Quota, Timestamp};

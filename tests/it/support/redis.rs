@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub struct Server {
     keeper: Child,
-    pid: u32,
+    pub pid: u32,
     port: u16,
     arguments: Vec<String>,
     _directory: TempDir,
@@ -85,10 +85,6 @@ impl Server {
         let connection = client.get_connection_with_timeout(PATIENCE).ok()?;
         connection.set_read_timeout(Some(PATIENCE)).ok()?;
         Some(connection)
-    }
-
-    pub fn pid(&self) -> u32 {
-        self.pid
     }
 
     pub fn port(&self) -> u16 {

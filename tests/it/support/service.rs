@@ -1,10 +1,20 @@
 //! The service itself as a child of the test.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 use tempfile::NamedTempFile;
+use tidegate::ext_authz::proto::{
+    Address, AttributeContext, CheckRequest, HttpRequest, Peer, Request, SocketAddress, TextEntry,
+    address::Address as Arm,
+};
+
+const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
+
+/// Long enough for a busy machine; only a broken one waits that long.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// `tidegate serve` on a free port; it ends when this is dropped.
 #[derive(Debug)]
@@ -23,10 +33,15 @@ impl Tidegate {
 
     /// As [`Tidegate::start`], with environment variables.
     pub fn start_with(config: &str, environment: &[(&str, &str)]) -> Self {
+        Self::start_on("127.0.0.1:0", config, environment)
+    }
+
+    /// As [`Tidegate::start_with`], listening elsewhere than on a free port. On a unix socket, `address` means nothing.
+    pub fn start_on(listen: &str, config: &str, environment: &[(&str, &str)]) -> Self {
         let mut file = NamedTempFile::new().unwrap();
         file.write_all(config.as_bytes()).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-            .args(["serve", "--listen", "127.0.0.1:0", "--config"])
+            .args(["serve", "--listen", listen, "--config"])
             .arg(file.path())
             .env("TIDEGATE_LOG_FORMAT", "json")
             .envs(environment.iter().copied())
@@ -39,7 +54,8 @@ impl Tidegate {
             note(&log, &line);
             let line: serde_json::Value = serde_json::from_str(&line).ok()?;
             let fields = &line["fields"];
-            (fields["message"] == "serving").then(|| fields["listen"].as_str().unwrap().parse().unwrap())
+            let address = fields["listen"].as_str().and_then(|listen| listen.parse().ok());
+            (fields["message"] == "serving").then(|| address.unwrap_or(NOWHERE))
         });
         let address = address.unwrap_or_else(|| panic!("tidegate did not serve:\n{}", log.lock().unwrap()));
         let sink = log.clone();
@@ -50,6 +66,15 @@ impl Tidegate {
     /// All that it logged so far.
     pub fn log(&self) -> String {
         self.log.lock().unwrap().clone()
+    }
+
+    /// Waits until it has logged a text.
+    pub fn wait_for_log(&self, text: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.log().contains(text) {
+            assert!(Instant::now() < deadline, "{text} is not in the log:\n{}", self.log());
+            std::thread::yield_now();
+        }
     }
 
     pub fn signal(&self, name: &str) {
@@ -73,5 +98,23 @@ impl Drop for Tidegate {
     fn drop(&mut self) {
         drop(self.child.kill());
         drop(self.child.wait());
+    }
+}
+
+/// A request from 192.0.2.1 with these headers.
+pub fn check(headers: &[(&str, &str)]) -> CheckRequest {
+    let entry = |(key, value): &(&str, &str)| TextEntry {
+        key: key.as_bytes().to_vec().into(),
+        value: value.as_bytes().to_vec().into(),
+    };
+    let http = HttpRequest { headers: headers.iter().map(entry).collect(), ..HttpRequest::default() };
+    let socket = SocketAddress { address: "192.0.2.1".into() };
+    let address = Some(Address { address: Some(Arm::SocketAddress(socket)) });
+    CheckRequest {
+        attributes: Some(AttributeContext {
+            source: Some(Peer { address, ..Peer::default() }),
+            request: Some(Request { http: Some(http) }),
+            ..AttributeContext::default()
+        }),
     }
 }
