@@ -1,25 +1,27 @@
-//! The load generator: gRPC calls with prepared bodies, in a closed loop, at a fixed rate, or each once.
+//! The load: calls in a closed loop, at a fixed rate, or each once.
 
+use crate::http2::{Connection, Inbox, Outbox};
 use bytes::Bytes;
-use h2::client::SendRequest;
 use hdrhistogram::Histogram;
-use http::{Request, Version};
-use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
-use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
-use tokio::net::TcpStream;
-use tokio::task::JoinSet;
+
+const PATH: &str = "/envoy.service.auth.v3.Authorization/Check";
+
+/// How long the sender of an open loop sleeps when nothing is due.
+const BREATH: Duration = Duration::from_micros(50);
 
 /// How requests follow one another.
 #[derive(Clone, Copy)]
 pub(crate) enum Shape {
     /// Each of `connections` x `streams` sends its next request when the last is answered.
     Closed { connections: usize, streams: usize },
-    /// Requests start at a rate, whatever the answers do.
-    Open { connections: usize, per_second: f64 },
     /// As `Closed`, until each request was sent once.
     Once { connections: usize, streams: usize },
+    /// Requests start at a rate, whatever the answers do. Latency counts from when they were to start.
+    Open { connections: usize, per_second: f64 },
 }
 
 pub(crate) struct Load<'a> {
@@ -35,137 +37,140 @@ pub(crate) struct Outcome {
     pub(crate) latencies: Histogram<u64>,
 }
 
-/// What all streams of one run share; they run on one thread.
-struct Shared {
-    requests: Vec<Bytes>,
-    next: Cell<usize>,
-    until: Option<Instant>,
-    once: bool,
-    latencies: RefCell<Histogram<u64>>,
-    call: http::Uri,
-}
-
-impl Shared {
-    /// The next request to send; none when the run is over.
-    fn take(&self) -> Option<Bytes> {
-        let place = self.next.get();
-        let over = self.until.is_some_and(|until| Instant::now() >= until);
-        if over || (self.once && place >= self.requests.len()) {
-            return None;
-        }
-        self.next.set(place + 1);
-        Some(self.requests[place % self.requests.len()].clone())
-    }
-
-    fn record(&self, started: Instant) {
-        let nanoseconds = u64::try_from(started.elapsed().as_nanos()).unwrap();
-        self.latencies.borrow_mut().saturating_record(nanoseconds);
-    }
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_max(60_000_000_000, 3).unwrap()
 }
 
 impl Load<'_> {
     /// Runs for `length`, or until all is sent, and waits for every answer.
     pub(crate) fn run(&self, length: Duration) -> Outcome {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        tokio::task::LocalSet::new().block_on(&runtime, self.drive(length))
+        let start = Instant::now();
+        let latencies = match self.shape {
+            Shape::Closed { connections, streams } => {
+                self.closed(connections, |next| Closed { streams, next, last: usize::MAX, until: start.checked_add(length) })
+            }
+            Shape::Once { connections, streams } => {
+                self.closed(connections, |next| Closed { streams, next, last: self.requests.len(), until: None })
+            }
+            Shape::Open { connections, per_second } => self.open(connections, per_second, length),
+        };
+        Outcome { answered: latencies.len(), elapsed: start.elapsed(), latencies }
     }
 
-    async fn drive(&self, length: Duration) -> Outcome {
-        let start = Instant::now();
-        let shared = Rc::new(Shared {
-            requests: self.requests.to_vec(),
-            next: Cell::new(0),
-            until: start.checked_add(length),
-            once: matches!(self.shape, Shape::Once { .. }),
-            latencies: RefCell::new(Histogram::new(3).unwrap()),
-            call: format!("http://{}/envoy.service.auth.v3.Authorization/Check", self.address).parse().unwrap(),
+    fn closed<'s>(&'s self, connections: usize, plan: impl Fn(&'s AtomicUsize) -> Closed<'s>) -> Histogram<u64> {
+        // One for each run: leaked so that the plan can hold it, and small.
+        let next: &'static AtomicUsize = Box::leak(Box::default());
+        let epoch = Instant::now();
+        let mut all = histogram();
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..connections)
+                .map(|_| {
+                    let plan = plan(next);
+                    scope.spawn(move || plan.drive(&Connection::open(self.address, PATH, epoch), self.requests))
+                })
+                .collect();
+            for thread in threads {
+                all += thread.join().unwrap();
+            }
         });
-        match self.shape {
-            Shape::Closed { connections, streams } | Shape::Once { connections, streams } => {
-                self.closed(&shared, connections, streams).await;
-            }
-            Shape::Open { connections, per_second } => self.open(&shared, connections, per_second).await,
-        }
-        let elapsed = start.elapsed();
-        let latencies = shared.latencies.borrow().clone();
-        Outcome { answered: latencies.len(), elapsed, latencies }
+        all
     }
 
-    async fn closed(&self, shared: &Rc<Shared>, connections: usize, streams: usize) {
-        let mut tasks = JoinSet::new();
-        for _ in 0..connections {
-            let connection = self.connect().await;
-            for _ in 0..streams {
-                let (mut connection, shared) = (connection.clone(), shared.clone());
-                tasks.spawn_local(async move {
-                    while let Some(body) = shared.take() {
-                        let started = Instant::now();
-                        connection = call(connection, &shared.call, body).await;
-                        shared.record(started);
-                    }
-                });
+    fn open(&self, connections: usize, per_second: f64, length: Duration) -> Histogram<u64> {
+        let epoch = Instant::now();
+        let connections: Vec<Connection> =
+            (0..connections).map(|_| Connection::open(self.address, PATH, epoch)).collect();
+        let answered = AtomicU64::new(0);
+        let mut all = histogram();
+        thread::scope(|scope| {
+            let receivers: Vec<_> =
+                connections.iter().map(|connection| scope.spawn(|| listen(connection, &answered))).collect();
+            let sent = self.pace(&connections, per_second, length);
+            while answered.load(Ordering::Relaxed) < sent {
+                thread::sleep(BREATH);
             }
-        }
-        tasks.join_all().await;
+            connections.iter().for_each(Connection::shut);
+            for receiver in receivers {
+                all += receiver.join().unwrap();
+            }
+        });
+        all
     }
 
-    async fn open(&self, shared: &Rc<Shared>, connections: usize, per_second: f64) {
-        let mut senders = Vec::new();
-        for _ in 0..connections {
-            senders.push(self.connect().await);
-        }
-        let mut tasks = JoinSet::new();
+    /// Sends each request when it is due, and says how many there were.
+    fn pace(&self, connections: &[Connection], per_second: f64, length: Duration) -> u64 {
+        let mut outboxes: Vec<Outbox> = connections.iter().map(|_| Outbox::default()).collect();
         let start = Instant::now();
-        let mut tick = tokio::time::interval(Duration::from_millis(1));
-        'run: loop {
-            tick.tick().await;
+        let mut sent = 0;
+        while start.elapsed() < length {
             let due = (start.elapsed().as_secs_f64() * per_second) as usize;
-            for place in shared.next.get()..due {
-                let Some(body) = shared.take() else { break 'run };
-                let intended = start + Duration::from_secs_f64(place as f64 / per_second);
-                let (connection, shared) = (senders[place % senders.len()].clone(), shared.clone());
-                tasks.spawn_local(async move {
-                    call(connection, &shared.call, body).await;
-                    shared.record(intended);
-                });
+            while sent < due {
+                let intended = start + Duration::from_secs_f64(sent as f64 / per_second);
+                let lane = sent % connections.len();
+                if !connections[lane].call(&mut outboxes[lane], &self.requests[sent % self.requests.len()], intended) {
+                    break;
+                }
+                sent += 1;
             }
-            while tasks.try_join_next().is_some() {}
+            for (connection, outbox) in connections.iter().zip(&mut outboxes) {
+                connection.send(outbox);
+            }
+            thread::sleep(BREATH);
         }
-        tasks.join_all().await;
-    }
-
-    async fn connect(&self) -> SendRequest<Bytes> {
-        let socket = TcpStream::connect(self.address).await.unwrap();
-        socket.set_nodelay(true).unwrap();
-        let (sender, connection) = h2::client::Builder::new()
-            .initial_window_size(1 << 20)
-            .initial_connection_window_size(1 << 30)
-            .handshake(socket)
-            .await
-            .unwrap();
-        tokio::task::spawn_local(connection);
-        sender
+        sent as u64
     }
 }
 
-/// One Check. Panics unless it is answered with gRPC status OK and a message.
-async fn call(sender: SendRequest<Bytes>, uri: &http::Uri, body: Bytes) -> SendRequest<Bytes> {
-    let mut sender = sender.ready().await.unwrap();
-    let request = Request::post(uri.clone())
-        .version(Version::HTTP_2)
-        .header("content-type", "application/grpc")
-        .header("te", "trailers")
-        .body(())
-        .unwrap();
-    let (response, mut stream) = sender.send_request(request, false).unwrap();
-    stream.send_data(body, true).unwrap();
-    let mut body = response.await.unwrap().into_body();
-    let mut length = 0;
-    while let Some(chunk) = body.data().await {
-        length += chunk.unwrap().len();
+fn listen(connection: &Connection, answered: &AtomicU64) -> Histogram<u64> {
+    let (mut inbox, mut replies, mut latencies) = (Inbox::default(), Vec::new(), histogram());
+    loop {
+        let open = connection.receive(&mut inbox, &mut replies, |nanoseconds| {
+            latencies.saturating_record(nanoseconds);
+            answered.fetch_add(1, Ordering::Relaxed);
+        });
+        if !open {
+            return latencies;
+        }
+        connection.write_raw(&mut replies);
     }
-    let trailers = body.trailers().await.unwrap().expect("no trailers, so no message");
-    assert_eq!(trailers["grpc-status"], "0");
-    assert!(length > 5, "an empty answer");
-    sender
+}
+
+/// A closed loop over one connection.
+struct Closed<'a> {
+    streams: usize,
+    /// The next request to send, for all connections.
+    next: &'a AtomicUsize,
+    last: usize,
+    until: Option<Instant>,
+}
+
+impl Closed<'_> {
+    fn drive(&self, connection: &Connection, requests: &[Bytes]) -> Histogram<u64> {
+        let (mut inbox, mut outbox, mut replies) = (Inbox::default(), Outbox::default(), Vec::new());
+        let mut latencies = histogram();
+        let (mut idle, mut open) = (self.streams, 0);
+        loop {
+            let now = Instant::now();
+            while idle > 0 && self.until.is_none_or(|until| now < until) {
+                let place = self.next.fetch_add(1, Ordering::Relaxed);
+                if place >= self.last {
+                    break;
+                }
+                let body = &requests[place % requests.len()];
+                assert!(connection.call(&mut outbox, body, now), "the server's window is too small for this load");
+                idle -= 1;
+                open += 1;
+            }
+            if open == 0 {
+                return latencies;
+            }
+            connection.write_raw(&mut replies);
+            connection.send(&mut outbox);
+            connection.receive(&mut inbox, &mut replies, |nanoseconds| {
+                latencies.saturating_record(nanoseconds);
+                idle += 1;
+                open -= 1;
+            });
+        }
+    }
 }

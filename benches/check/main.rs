@@ -11,6 +11,7 @@
     reason = "a benchmark prints, and fails by panicking"
 )]
 
+mod http2;
 mod identities;
 mod load;
 mod parts;
