@@ -1,0 +1,25 @@
+# The verbs of this project, for people and for CI.
+.DEFAULT_GOAL := help
+.PHONY: help run test check bench fmt
+
+help: ## Say what there is
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+run: ## Run tidegate behind Envoy and show a burst running into the limit
+	@scripts/run
+
+test: ## Run all tests, those with a real Redis and a real Envoy included
+	@envoy=$$(scripts/tool envoy) && redis=$$(scripts/tool redis-server) && \
+		ENVOY=$$envoy REDIS_SERVER=$$redis cargo test
+
+check: ## Look for what needs no running: format, lints, docs, who uses whom
+	cargo fmt --check
+	cargo clippy --all-targets -- -D warnings
+	RUSTDOCFLAGS=-Dwarnings cargo doc --no-deps
+	cargo test --test it modules
+
+bench: ## Measure
+	cargo bench
+
+fmt: ## Format
+	cargo fmt
