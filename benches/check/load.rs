@@ -46,9 +46,12 @@ impl Load<'_> {
     pub(crate) fn run(&self, length: Duration) -> Outcome {
         let start = Instant::now();
         let latencies = match self.shape {
-            Shape::Closed { connections, streams } => {
-                self.closed(connections, |next| Closed { streams, next, last: usize::MAX, until: start.checked_add(length) })
-            }
+            Shape::Closed { connections, streams } => self.closed(connections, |next| Closed {
+                streams,
+                next,
+                last: usize::MAX,
+                until: start.checked_add(length),
+            }),
             Shape::Once { connections, streams } => {
                 self.closed(connections, |next| Closed { streams, next, last: self.requests.len(), until: None })
             }
