@@ -172,11 +172,12 @@ fn the_limiter_can_be_switched_off_while_envoy_runs() {
 }
 
 #[test]
-fn a_tidegate_that_is_not_ready_is_not_asked() {
-    let gateway = Gateway::start();
+fn a_tidegate_that_is_not_ready_is_not_asked_though_it_is_the_only_one() {
+    let mut gateway = Gateway::start_with(|config| config["drain"] = json!("300s"), |_| ());
     let caller = gateway.user("standard");
-    caller.get("/v1/hello");
+    assert_eq!(caller.get("/v1/models").upstream_saw(ENVOY_LET_PASS), None);
     gateway.tidegate.child().signal("TERM");
     eventually("Envoy stops asking", || caller.get("/v1/models").upstream_saw(ENVOY_LET_PASS));
-    assert!(gateway.envoy.stat("cluster.limiter.membership_healthy") == 0);
+    assert_eq!(gateway.tidegate.child_mut().exit_code(), None, "it would still answer");
+    assert_eq!(gateway.envoy.stat("cluster.limiter.membership_healthy"), 0);
 }

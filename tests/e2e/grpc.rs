@@ -50,9 +50,7 @@ fn a_grpc_client_sees_resource_exhausted_and_when_to_come_again() {
 fn a_grpc_web_client_gets_a_plain_429() {
     for kind in ["application/grpc-web+proto", "application/grpc-web", "application/connect+proto"] {
         let caller = shared().stranger().with("content-type", kind);
-        let post = || caller.send(Method::POST, "/grpc.health.v1.Health/Check", &[]);
-        let denied = std::iter::repeat_with(post).find(|answer| answer.status != 200).unwrap();
-        assert_eq!(denied.status, 429);
+        let denied = caller.until_denied(Method::POST, "/grpc.health.v1.Health/Check");
         assert_eq!((denied.header("grpc-status"), denied.header("grpc-retry-pushback-ms")), (None, None), "{kind}");
         assert!(denied.number("retry-after") >= 1);
     }

@@ -97,6 +97,6 @@ fn raw_headers_work_the_same() {
         assert_eq!(stranger.statuses("/v1/hello", 4), [200, 200, 200, 429], "each address is found");
     }
     let grpc = gateway.stranger().with("content-type", "application/grpc-web");
-    let denied = std::iter::repeat_with(|| grpc.get("/v1/hello")).find(|answer| answer.status == 429).unwrap();
+    let denied = grpc.until_denied(Method::GET, "/v1/hello");
     assert_eq!(denied.header("grpc-status"), None);
 }

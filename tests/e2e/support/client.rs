@@ -63,6 +63,12 @@ impl Caller {
         (0..count).map(|_| self.get(path).status).collect()
     }
 
+    /// Asks until it is denied, which takes no limit of these tests long.
+    pub fn until_denied(&self, method: Method, path: &str) -> Answer {
+        let mut answers = (0..100).map(|_| self.send(method.clone(), path, &[]));
+        answers.find(|answer| answer.status == 429).unwrap_or_else(|| panic!("{path} is never denied"))
+    }
+
     pub fn send(&self, method: Method, path: &str, headers: &[(&str, &str)]) -> Answer {
         self.try_send(method, path, headers).unwrap()
     }
