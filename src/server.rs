@@ -1,9 +1,11 @@
 //! Binds, serves and drains the gRPC endpoint: Authorization and health, on TCP or a unix socket.
 
+mod coalesced;
 pub mod health;
 
 use crate::ext_authz::Service;
 use crate::ext_authz::proto::authorization_server::AuthorizationServer;
+use coalesced::Coalesced;
 use health::Health;
 use std::fmt;
 use std::future::Future;
@@ -15,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use thiserror::Error;
 use tokio::net::{TcpListener, UnixListener};
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::transport::server::{Router, TcpIncoming};
@@ -104,11 +107,12 @@ impl Endpoint {
         match self.bound {
             Bound::Tcp(listener) => {
                 // tonic leaves Nagle's algorithm on for a listener of one's own: 45 ms on some answers.
-                let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+                let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).map(|socket| socket.map(Coalesced));
                 router.serve_with_incoming_shutdown(incoming, stop).await?;
             }
             Bound::Unix(listener, path) => {
-                router.serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop).await?;
+                let incoming = UnixListenerStream::new(listener).map(|socket| socket.map(Coalesced));
+                router.serve_with_incoming_shutdown(incoming, stop).await?;
                 let _ = std::fs::remove_file(path);
             }
         }
