@@ -19,7 +19,8 @@ end
 local stamp = format('%.6f', now / 1000000)
 
 local count, taken = #KEYS, true
-local levels, stamps = {}, {}
+-- Made with room for a user, a key and an address, so that they need not grow.
+local levels, stamps = {0, 0, 0}, {0, 0, 0}
 for i = 1, count do
   local stored = call('HMGET', KEYS[i], 'tokens', 'last_refill')
   local tokens, last = tonumber(stored[1]), tonumber(stored[2])

@@ -33,14 +33,14 @@ impl Service {
 impl Authorization for Service {
     async fn check(&self, check: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
         let check = check.into_inner();
-        let request = request::read(&check);
         let policy = self.limiter.policy();
-        let (plan, decision) = self.limiter.check(&policy, &request).await;
-        let wording = response::Wording {
-            answers: &policy.answers,
-            key_headers: key_headers(&policy.sources),
-            grpc: request.is_grpc(),
+        let (grpc, answer) = {
+            let request = request::read(&check);
+            (request.is_grpc(), self.limiter.check(&policy, &request))
         };
+        drop(check);
+        let (plan, decision) = answer.await;
+        let wording = response::Wording { answers: &policy.answers, key_headers: key_headers(&policy.sources), grpc };
         response::write(&plan, &decision, wording).map(Response::new)
     }
 }

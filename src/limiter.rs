@@ -5,6 +5,7 @@
 use crate::bucket::Taken;
 use crate::policy::decision::{Decision, Unavailable, decide};
 use crate::policy::request::Request;
+use crate::policy::route::Oddity;
 use crate::policy::{Plan, Policy, Step};
 use crate::store::{Store, StoreError};
 use arc_swap::{ArcSwap, Guard};
@@ -37,22 +38,25 @@ impl Limiter {
     }
 
     /// Charges one request and says what came of it. Never fails: what a failed store means is the policy's to say.
-    pub async fn check<'p>(&self, policy: &'p Policy, request: &Request<'_>) -> (Plan<'p>, Decision<'p>) {
+    ///
+    /// The request is read before the first await and not kept: the future holds the plan alone.
+    pub fn check<'l, 'p>(
+        &'l self,
+        policy: &'p Policy,
+        request: &Request<'_>,
+    ) -> impl Future<Output = (Plan<'p>, Decision<'p>)> + Send + use<'l, 'p> {
         let plan = policy.plan(request);
-        if let Some(oddity) = plan.oddity {
-            self.oddities.say(|more| {
-                tracing::warn!(?oddity, rule = plan.rule, more, "cannot follow Envoy's context_extensions");
-            });
+        async move {
+            if let Some(oddity) = plan.oddity {
+                self.complain_of(oddity, &plan);
+            }
+            let answer = self.ask(&plan).await;
+            if let Err(error) = &answer {
+                self.complain_of_store(error, &plan);
+            }
+            let decision = decide(&plan, answer.as_ref().map(Option::as_ref).map_err(|_| Unavailable));
+            (plan, decision)
         }
-        let answer = self.ask(&plan).await;
-        let decision = decide(&plan, answer.as_ref().map(Option::as_ref).map_err(|_| Unavailable));
-        if let Err(error) = answer {
-            self.failures.say(|more| {
-                let policy = plan.on_store_error;
-                tracing::error!(kind = error.kind(), %error, ?policy, more, "the store failed, the answer follows on_store_error");
-            });
-        }
-        (plan, decision)
     }
 
     async fn ask(&self, plan: &Plan<'_>) -> Result<Option<Taken>, StoreError> {
@@ -61,6 +65,21 @@ impl Limiter {
             Step::Peek => self.store.peek(&plan.charges).await.map(|found| Some(Taken { admitted: true, ..found })),
             Step::Take => self.store.take(&plan.charges).await.map(Some),
         }
+    }
+}
+
+impl Limiter {
+    fn complain_of(&self, oddity: Oddity, plan: &Plan<'_>) {
+        self.oddities.say(|more| {
+            tracing::warn!(?oddity, rule = plan.rule, more, "cannot follow Envoy's context_extensions");
+        });
+    }
+
+    fn complain_of_store(&self, error: &StoreError, plan: &Plan<'_>) {
+        self.failures.say(|more| {
+            let (kind, policy) = (error.kind(), plan.on_store_error);
+            tracing::error!(kind, %error, ?policy, more, "the store failed, the answer follows on_store_error");
+        });
     }
 }
 

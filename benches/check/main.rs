@@ -1,6 +1,6 @@
 //! What a check costs: over gRPC against the running service, and in its parts, beside the ceilings of the same run.
 //!
-//! `cargo bench --bench check [-- SECONDS_PER_ROW]`. Prints a table in Markdown. Ratios hold across machines better
+//! `cargo bench --bench check [-- SECONDS_PER_ROW [CALLERS]]`. Prints tables in Markdown. Ratios hold across machines better
 //! than the numbers do. Needs `redis-server` (on PATH, or `REDIS_SERVER=`).
 
 #![allow(
@@ -24,31 +24,31 @@ use load::{Load, Outcome, Shape};
 use process::{Cpu, Service};
 use std::time::Duration;
 
-/// Distinct callers in the load: each has its own user, API key and address.
-const CALLERS: usize = 20_000;
-
 fn main() {
     if std::env::args().any(|argument| argument == process::EMPTY_CHECK) {
         return process::serve_empty_check();
     }
-    let seconds = std::env::args().filter_map(|argument| argument.parse().ok()).next().unwrap_or(5);
-    let table = Table { length: Duration::from_secs(seconds) };
-    table.print();
+    let mut numbers = std::env::args().filter_map(|argument| argument.parse().ok());
+    let seconds = numbers.next().unwrap_or(5);
+    let callers = numbers.next().unwrap_or(20_000);
+    Table { length: Duration::from_secs(seconds), callers: usize::try_from(callers).unwrap() }.print();
     memory_of_a_million_callers();
 }
 
 struct Table {
     length: Duration,
+    /// Distinct callers in the load: each has its own user, API key and address.
+    callers: usize,
 }
 
 impl Table {
     fn print(&self) {
-        let requests = identities::requests(0..CALLERS);
-        println!("{CALLERS} callers, {} bytes per CheckRequest, 3 buckets per check\n", requests[0].len());
+        let requests = identities::requests(0..self.callers);
+        println!("{} callers, {} bytes per CheckRequest, 3 buckets per check\n", self.callers, requests[0].len());
         let closed = Shape::Closed { connections: 4, streams: 32 };
 
         let server = redis::Server::start(&[]);
-        let script = parts::script(&server, self.length);
+        let script = parts::script(&server, self.length, self.callers);
         let empty = self.row(&Service::empty_check(), None, &requests, closed);
         let memory = self.row(&Service::tidegate(None, process::GENEROUS), None, &requests, closed);
         let on_redis = Service::tidegate(Some(&server.url()), process::GENEROUS);

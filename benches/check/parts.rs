@@ -25,7 +25,7 @@ pub(crate) struct Script {
 }
 
 /// `take.lua` over three buckets, called through the store's own connection and nothing else.
-pub(crate) fn script(server: &Server, length: Duration) -> Script {
+pub(crate) fn script(server: &Server, length: Duration, callers: usize) -> Script {
     let mut settings = RedisSettings::new(server.url().parse().unwrap());
     settings.timeout = Duration::from_secs(5);
     let store = Arc::new(RedisStore::new(settings));
@@ -42,7 +42,7 @@ pub(crate) fn script(server: &Server, length: Duration) -> Script {
                     if start.elapsed() >= length {
                         break;
                     }
-                    assert!(store.take(&charges(caller % crate::CALLERS)).await.unwrap().admitted);
+                    assert!(store.take(&charges(caller % callers)).await.unwrap().admitted);
                     calls += 1;
                 }
                 calls

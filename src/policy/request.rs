@@ -2,11 +2,11 @@
 //!
 //! Everything here but `extensions`, `peer`, `principal` and `metadata` was written by the client.
 
-use smallvec::SmallVec;
 use std::borrow::Cow;
 use std::fmt::Debug;
 
-type Pairs<'a, const N: usize> = SmallVec<[(&'a [u8], &'a [u8]); N]>;
+/// Names and values.
+type Pairs<'a> = Vec<(&'a [u8], &'a [u8])>;
 
 /// One HTTP request, as Envoy describes it. Absent text is empty.
 #[derive(Clone, Debug, Default)]
@@ -16,9 +16,9 @@ pub struct Request<'a> {
     /// With its query.
     pub path: &'a [u8],
     /// Names in lower case, as Envoy sends them.
-    pub headers: Pairs<'a, 32>,
+    pub headers: Pairs<'a>,
     /// Envoy's `context_extensions`: set by the operator on the route, and so trusted.
-    pub extensions: Pairs<'a, 4>,
+    pub extensions: Pairs<'a>,
     /// The address of the TCP peer; `None` when the peer has none (a unix socket).
     pub peer: Option<&'a [u8]>,
     /// The identity in the client's verified certificate.
