@@ -1,5 +1,6 @@
 //! The composition root: puts the parts together, runs them, and takes them down in order.
 
+use crate::bucket::{Charge, Dimension, Key, Quota};
 use crate::clock::SystemClock;
 use crate::config::{ClockSource, Config, LogFormat, Settings};
 use crate::ext_authz::Service;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use thiserror::Error;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
+use tracing_appender::non_blocking::WorkerGuard;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 
@@ -26,6 +28,8 @@ const STORE_PROBE_INTERVAL: Duration = Duration::from_secs(1);
 pub enum AppError {
     #[error("cannot start the runtime: {0}")]
     Runtime(#[source] io::Error),
+    #[error("cannot handle signals: {0}")]
+    Signals(#[source] io::Error),
     #[error(transparent)]
     Server(#[from] ServerError),
     #[error("log.filter: {0}")]
@@ -61,18 +65,19 @@ pub fn store(settings: &Settings) -> Arc<dyn Store> {
 
 async fn run(config: Config) -> Result<(), AppError> {
     let Config { policy, settings, warnings } = config;
-    log_to_stderr(&settings)?;
+    let _log = log_to_stderr(&settings)?;
     for warning in warnings {
         tracing::warn!("config: {warning}");
     }
     let store = store(&settings);
     let limiter = Arc::new(Limiter::new(policy, store.clone()));
     let health = Health::new().await;
-    let mut signals = Signals::new().map_err(AppError::Runtime)?;
+    let mut signals = Signals::new().map_err(AppError::Signals)?;
     let endpoint = Endpoint::bind(&settings.listen).await?;
     announce(&endpoint, &settings, &limiter);
 
-    let readiness = tokio::spawn(follow_store(store, health.clone(), settings.readiness_requires_store));
+    let key_prefix = limiter.policy().key_prefix.clone();
+    let readiness = tokio::spawn(follow_store(store, key_prefix, health.clone(), settings.readiness_requires_store));
     let (stop, stopped) = oneshot::channel::<()>();
     let serving = endpoint.serve(Service::new(limiter), &health, async move {
         // The sender gone means the same.
@@ -107,14 +112,19 @@ fn stop_at_once(signal: &str) -> Result<(), AppError> {
     Ok(())
 }
 
-fn log_to_stderr(settings: &Settings) -> Result<(), AppError> {
+/// Starts logging. What is returned writes out the last lines when it is dropped.
+///
+/// A thread of its own writes, and drops lines when the reader does not keep up: a full pipe must not stop checks. And
+/// a reader that is gone is nobody's to tell: the subscriber would print that, to the same place, and panic.
+fn log_to_stderr(settings: &Settings) -> Result<WorkerGuard, AppError> {
     let filter = EnvFilter::try_new(&settings.log.filter)?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let (writer, guard) = tracing_appender::non_blocking(io::stderr());
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).log_internal_errors(false);
     match settings.log.format {
         LogFormat::Text => log.with_ansi(io::stderr().is_terminal()).init(),
         LogFormat::Json => log.json().init(),
     }
-    Ok(())
+    Ok(guard)
 }
 
 fn announce(endpoint: &Endpoint, settings: &Settings, limiter: &Limiter) {
@@ -129,42 +139,68 @@ fn announce(endpoint: &Endpoint, settings: &Settings, limiter: &Limiter) {
     tracing::info!(version, %listen, %store, mode = ?policy.mode, on_store_error = ?policy.on_store_error, "serving");
 }
 
-/// Keeps readiness true to the store: ready after the first answer, and no longer when it stops answering.
-async fn follow_store(store: Arc<dyn Store>, health: Health, required: bool) {
+/// Keeps readiness true to the store: ready after the first take that succeeds, and no longer after two in a row that
+/// fail. A take is what a check needs, and more than a ping: a full or read-only Redis answers pings.
+async fn follow_store(store: Arc<dyn Store>, key_prefix: String, health: Health, required: bool) {
     if !required {
         health.set_ready(true).await;
         return;
     }
-    let mut ready = None;
+    let probe = probe(&key_prefix);
+    let (mut ready, mut failures) = (None, 0);
     loop {
-        let answer = store.ping().await;
-        if ready != Some(answer.is_ok()) {
+        let answer = store.take(&probe).await;
+        failures = if answer.is_ok() { 0 } else { failures + 1 };
+        let now = match ready {
+            Some(true) => failures < 2,
+            _ => answer.is_ok(),
+        };
+        if ready != Some(now) {
             match &answer {
-                Ok(()) => tracing::info!("ready: the store answers"),
-                Err(error) => tracing::error!(kind = error.kind(), %error, "not ready: the store does not answer"),
+                Err(error) if !now => tracing::error!(kind = error.kind(), %error, "not ready: the store fails"),
+                _ => tracing::info!("ready: the store answers"),
             }
-            ready = Some(answer.is_ok());
-            health.set_ready(answer.is_ok()).await;
+            ready = Some(now);
+            health.set_ready(now).await;
         }
         tokio::time::sleep(STORE_PROBE_INTERVAL).await;
     }
+}
+
+/// A take of nothing from a bucket of nobody's: no user id is stored with a `~` and this after it.
+fn probe(key_prefix: &str) -> Vec<Charge> {
+    let quota = Quota::parse(1.0, 1.0).ok();
+    let charge = |quota| Charge { key: Key::new(key_prefix, Dimension::User, "~readiness"), quota, cost: 0.0 };
+    quota.map(charge).into_iter().collect()
 }
 
 /// The signals that ask a process to end.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Signal,
 }
 
 impl Signals {
     fn new() -> io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        let of = |kind| signal(kind);
+        Ok(Self {
+            terminate: of(SignalKind::terminate())?,
+            interrupt: of(SignalKind::interrupt())?,
+            hangup: of(SignalKind::hangup())?,
+        })
     }
 
+    /// Waits for a signal to end. SIGHUP is none: it asks for a reload, which there is not yet.
     async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            _ = self.terminate.recv() => "SIGTERM",
-            _ = self.interrupt.recv() => "SIGINT",
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return "SIGTERM",
+                _ = self.interrupt.recv() => return "SIGINT",
+                _ = self.hangup.recv() => {
+                    tracing::warn!("SIGHUP: this version does not reload its configuration; restart it instead");
+                }
+            }
         }
     }
 }

@@ -40,27 +40,36 @@ impl fmt::Display for Dimension {
 pub struct Key {
     pub dimension: Dimension,
     text: String,
+    /// Where the identity begins in the text.
+    id_at: usize,
 }
 
 impl Key {
     /// Puts `prefix`, the dimension's name and `id` together. The caller vouches for `id`: see `policy::identity`.
     pub fn new(prefix: &str, dimension: Dimension, id: &str) -> Self {
-        let name = dimension.name();
-        let mut text = String::with_capacity(prefix.len() + name.len() + 1 + id.len());
-        text.push_str(prefix);
-        text.push_str(name);
-        text.push(':');
+        Self::build(&[prefix, dimension.name(), ":"], dimension, id)
+    }
+
+    /// The bucket of the same identity that is kept apart for a tier, such as `rl:user.enterprise:alice`.
+    pub fn of_tier(prefix: &str, dimension: Dimension, tier: &str, id: &str) -> Self {
+        Self::build(&[prefix, dimension.name(), ".", tier, ":"], dimension, id)
+    }
+
+    fn build(head: &[&str], dimension: Dimension, id: &str) -> Self {
+        let id_at = head.iter().map(|part| part.len()).sum();
+        let mut text = String::with_capacity(id_at + id.len());
+        head.iter().for_each(|part| text.push_str(part));
         text.push_str(id);
-        Self { dimension, text }
+        Self { dimension, text, id_at }
     }
 
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// The part after the prefix and the dimension: the stored form of the identity.
-    pub fn id(&self, prefix: &str) -> &str {
-        self.text.get(prefix.len() + self.dimension.name().len() + 1..).unwrap_or_default()
+    /// The stored form of the identity: what follows the prefix and the dimension.
+    pub fn id(&self) -> &str {
+        &self.text[self.id_at..]
     }
 }
 
@@ -77,6 +86,8 @@ pub struct Quota {
 pub enum QuotaError {
     #[error("max_tokens must be a finite number above 0")]
     MaxTokens,
+    #[error("max_tokens must be at most 2^53: a double counts no single tokens beyond")]
+    TooManyTokens,
     #[error("refill_rate must be a finite number above 0")]
     RefillRate,
     #[error("a bucket that takes longer than {} days to fill cannot be kept", Quota::MAX_FILL_SECONDS / 86_400)]
@@ -88,6 +99,9 @@ impl Quota {
     /// below what Redis accepts in EXPIRE.
     pub const MAX_FILL_SECONDS: u64 = 10 * 365 * 86_400;
 
+    /// 2^53: taking 1 from more would not change it.
+    pub const MAX_TOKENS: f64 = 9_007_199_254_740_992.0;
+
     /// `max_tokens` in tokens, `refill_rate` in tokens per second.
     ///
     /// # Errors
@@ -96,6 +110,9 @@ impl Quota {
     pub fn parse(max_tokens: f64, refill_rate: f64) -> Result<Self, QuotaError> {
         if !(max_tokens.is_finite() && max_tokens > 0.0) {
             return Err(QuotaError::MaxTokens);
+        }
+        if max_tokens > Self::MAX_TOKENS {
+            return Err(QuotaError::TooManyTokens);
         }
         if !(refill_rate.is_finite() && refill_rate > 0.0) {
             return Err(QuotaError::RefillRate);
@@ -130,15 +147,9 @@ impl Quota {
         micros * self.refill_rate / 1e6
     }
 
-    /// Whole seconds until a bucket that holds `tokens` holds `wanted`: 0 when it does already, and never so few that
-    /// whoever waits exactly that long is turned away again.
-    pub fn wait(&self, tokens: f64, wanted: f64) -> u64 {
-        if tokens >= wanted {
-            return 0;
-        }
-        let seconds = ((wanted - tokens) / self.refill_rate).ceil().max(1.0);
-        let short = tokens + self.inflow(seconds * 1e6) < wanted;
-        seconds as u64 + u64::from(short)
+    /// Seconds that an empty bucket takes to fill, rounded up.
+    pub fn fill_seconds(&self) -> u64 {
+        Level { tokens: 0.0, elapsed: 0.0 }.wait(self, self.max_tokens)
     }
 }
 
@@ -181,34 +192,76 @@ impl State {
     /// A bucket that was never stored, or whose tokens are not a finite number, is full. A clock that stands before
     /// `last_refill` adds nothing, takes nothing away, and leaves `last_refill` where it is.
     pub fn refilled(stored: Option<Self>, quota: &Quota, now: Timestamp) -> Self {
-        let Some(stored) = stored.filter(|state| state.tokens.is_finite()) else {
-            return Self { tokens: quota.max_tokens, last_refill: now };
-        };
-        let elapsed = now.micros_since(stored.last_refill);
-        if elapsed > 0.0 {
-            let tokens = quota.max_tokens.min(stored.tokens + quota.inflow(elapsed));
-            Self { tokens, last_refill: now }
-        } else {
-            Self { tokens: quota.max_tokens.min(stored.tokens), ..stored }
-        }
-    }
-
-    /// Whether `cost` tokens are there.
-    pub fn covers(&self, cost: f64) -> bool {
-        self.tokens >= cost
+        let level = Level::found(stored, quota, now);
+        let last_refill = stored.map_or(now, |stored| stored.last_refill);
+        Self { tokens: level.tokens(quota), last_refill: if level.elapsed < 0.0 { last_refill } else { now } }
     }
 }
 
-/// Tokens in each bucket of a request, in the order of its charges.
-pub type Levels = SmallVec<[f64; 3]>;
+/// What a bucket held when it was last written, and how long ago that was: enough to tell exactly what it holds now and
+/// when it will hold more.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Level {
+    /// Tokens at the last write.
+    pub tokens: f64,
+    /// Microseconds since then; negative when the clock stands before it.
+    pub elapsed: f64,
+}
+
+impl Level {
+    fn found(stored: Option<State>, quota: &Quota, now: Timestamp) -> Self {
+        match stored.filter(|state| state.tokens.is_finite()) {
+            Some(state) => Self { tokens: state.tokens, elapsed: now.micros_since(state.last_refill) },
+            None => Self { tokens: quota.max_tokens, elapsed: 0.0 },
+        }
+    }
+
+    /// Tokens that are there now.
+    pub fn tokens(&self, quota: &Quota) -> f64 {
+        self.tokens_after(0, quota)
+    }
+
+    fn tokens_after(&self, seconds: u64, quota: &Quota) -> f64 {
+        let elapsed = self.elapsed + seconds as f64 * 1e6;
+        let inflow = if elapsed > 0.0 { quota.inflow(elapsed) } else { 0.0 };
+        quota.max_tokens.min(self.tokens + inflow)
+    }
+
+    /// The fewest whole seconds after which the bucket holds `wanted` tokens, or is full, if nobody takes from it. Found
+    /// with the arithmetic that decides then, so whoever waits that long is let in, and who waits less is not.
+    pub fn wait(&self, quota: &Quota, wanted: f64) -> u64 {
+        /// Beyond any quota's time to fill, and far below what a double counts exactly.
+        const LONGEST: f64 = 1e10;
+        let wanted = wanted.min(quota.max_tokens);
+        let estimate = ((wanted - self.tokens) / quota.refill_rate - self.elapsed / 1e6).ceil();
+        let mut seconds = estimate.clamp(0.0, LONGEST) as u64;
+        // Rounding moves the estimate by one at most.
+        if seconds > 0 && self.tokens_after(seconds - 1, quota) >= wanted {
+            seconds -= 1;
+        } else if self.tokens_after(seconds, quota) < wanted {
+            seconds += 1;
+        }
+        seconds
+    }
+}
+
+/// The level of each bucket of a request, in the order of its charges.
+pub type Levels = SmallVec<[Level; 3]>;
 
 /// What came of an attempt to take.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Taken {
     /// Whether every bucket covered its cost. If not, nothing was taken from any.
     pub admitted: bool,
-    /// Tokens left: after the cost when admitted, as found when not.
+    /// As they are now: without the cost when admitted, as found when not.
     pub levels: Levels,
+}
+
+impl Taken {
+    /// The tokens that are now in each bucket, for the charges that were taken.
+    pub fn tokens(&self, charges: &[Charge]) -> impl Iterator<Item = f64> {
+        self.levels.iter().zip(charges).map(|(level, charge)| level.tokens(&charge.quota))
+    }
 }
 
 /// Takes every charge from the bucket at the same place in `states`, or nothing from any.
@@ -217,21 +270,26 @@ pub struct Taken {
 ///
 /// This is the definition of a take. The memory store runs it; `lua/take.lua` repeats it.
 pub fn take(charges: &[Charge], states: &mut [Option<State>], now: Timestamp) -> Taken {
-    debug_assert_eq!(charges.len(), states.len());
-    let refilled = || charges.iter().zip(states.iter()).map(|(c, s)| State::refilled(*s, &c.quota, now));
-    let admitted = refilled().zip(charges).all(|(state, charge)| state.covers(charge.cost));
-    if !admitted {
-        let levels = refilled().map(|state| state.tokens).collect();
-        return Taken { admitted, levels };
+    let found = peek(charges, states, now);
+    if !found.admitted {
+        return found;
     }
     let mut levels = Levels::new();
     for (charge, slot) in charges.iter().zip(states.iter_mut()) {
         let mut state = State::refilled(*slot, &charge.quota, now);
         state.tokens -= charge.cost;
-        levels.push(state.tokens);
+        levels.push(Level::found(Some(state), &charge.quota, now));
         *slot = Some(state);
     }
-    Taken { admitted, levels }
+    Taken { admitted: true, levels }
+}
+
+/// Tells what [`take`] would find, with the levels before any cost. `lua/peek.lua` repeats it.
+pub fn peek(charges: &[Charge], states: &[Option<State>], now: Timestamp) -> Taken {
+    debug_assert_eq!(charges.len(), states.len());
+    let levels: Levels = charges.iter().zip(states).map(|(c, state)| Level::found(*state, &c.quota, now)).collect();
+    let covered = |(charge, level): (&Charge, &Level)| level.tokens(&charge.quota) >= charge.cost;
+    Taken { admitted: charges.iter().zip(&levels).all(covered), levels }
 }
 
 #[cfg(test)]
@@ -261,6 +319,7 @@ mod tests {
             assert_eq!(Quota::parse(1.0, bad), Err(QuotaError::RefillRate));
         }
         assert_eq!(Quota::parse(1e9, 1e-9), Err(QuotaError::FillsTooSlowly));
+        assert_eq!(Quota::parse(1e16, 1e9), Err(QuotaError::TooManyTokens));
     }
 
     #[test]
@@ -271,7 +330,8 @@ mod tests {
         let mut states = [None, Some(empty)];
         let taken = take(&charges, &mut states, at(100.0));
         assert!(!taken.admitted);
-        assert_eq!(taken.levels.as_slice(), [10.0, 0.0]);
+        let tokens: Vec<f64> = taken.levels.iter().map(|level| level.tokens(&quota)).collect();
+        assert_eq!(tokens, [10.0, 0.0]);
         assert_eq!(states, [None, Some(empty)]);
     }
 
@@ -305,7 +365,7 @@ mod tests {
     fn a_last_refill_in_the_future_neither_refills_nor_fails_and_recovers() {
         let quota = Quota::parse(3.0, 1.0).unwrap();
         let mut states = [Some(State { tokens: 2.0, last_refill: at(160.0) })];
-        assert_eq!(take(&[charge(quota, 1.0)], &mut states, at(100.0)).levels[0], 1.0);
+        assert_eq!(take(&[charge(quota, 1.0)], &mut states, at(100.0)).levels[0].tokens(&quota), 1.0);
         assert_eq!(states[0], Some(State { tokens: 1.0, last_refill: at(160.0) }));
         assert!(take(&[charge(quota, 1.0)], &mut states, at(130.0)).admitted);
         assert!(!take(&[charge(quota, 1.0)], &mut states, at(160.0)).admitted);
@@ -321,24 +381,51 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_deficit_of_300_ms_waits_one_second_and_no_more() {
-        let quota = Quota::parse(10.0, 1.0).unwrap();
-        assert_eq!(quota.wait(0.7, 1.0), 1);
-        assert_eq!(quota.wait(1.0, 1.0), 0);
-        assert_eq!(Quota::parse(1.0, 0.5).unwrap().wait(0.0, 1.0), 2);
+    fn wait(quota: &Quota, tokens: f64, elapsed: f64, wanted: f64) -> u64 {
+        Level { tokens, elapsed }.wait(quota, wanted)
     }
 
     #[test]
-    fn waiting_exactly_the_stated_seconds_is_always_enough() {
-        for rate in [0.1, 0.17, 0.3, 0.7, 1.0 / 3.0, 1.0, 3.0, 7.7, 25.0] {
+    fn a_deficit_of_300_ms_waits_one_second_and_no_more() {
+        let quota = Quota::parse(10.0, 1.0).unwrap();
+        assert_eq!(wait(&quota, 0.7, 0.0, 1.0), 1);
+        assert_eq!(wait(&quota, 1.0, 0.0, 1.0), 0);
+        assert_eq!(wait(&Quota::parse(1.0, 0.5).unwrap(), 0.0, 0.0, 1.0), 2);
+        assert_eq!(wait(&Quota::parse(1.0, 0.1).unwrap(), 0.7, 0.0, 1.0), 3, "not 4, as (1 - 0.7) / 0.1 is above 3");
+    }
+
+    #[test]
+    fn a_last_refill_in_the_future_is_waited_for_as_well() {
+        let quota = Quota::parse(10.0, 1.0).unwrap();
+        assert_eq!(wait(&quota, 0.0, -5e6, 1.0), 6);
+    }
+
+    #[test]
+    fn absurd_stored_numbers_give_a_long_wait_and_no_overflow() {
+        let quota = Quota::parse(10.0, 1.0).unwrap();
+        for (tokens, elapsed) in [(-1e30, 0.0), (-1e308, 0.0), (0.0, -1e300), (f64::MIN, f64::MIN)] {
+            assert!(wait(&quota, tokens, elapsed, 1.0) >= 10_000_000_000);
+        }
+    }
+
+    #[test]
+    fn waiting_exactly_the_stated_seconds_is_enough_and_one_less_is_not() {
+        for rate in [0.1, 0.17, 0.3, 0.7, 1.0 / 3.0, 1.0 / 98.0, 1.0, 3.0, 7.7, 25.0] {
             let quota = Quota::parse(10.0, rate).unwrap();
             for hundredth in 0..1000 {
-                let tokens = f64::from(hundredth) / 100.0;
-                for cost in [1.0, 2.5, 10.0] {
-                    let state = State { tokens, last_refill: at(1_700_000_000.0) };
-                    let later = Timestamp { micros: state.last_refill.micros + quota.wait(tokens, cost) * 1_000_000 };
-                    assert!(State::refilled(Some(state), &quota, later).covers(cost), "{rate} {tokens} {cost}");
+                let stored = State { tokens: f64::from(hundredth) / 100.0, last_refill: at(1_700_000_000.0) };
+                for (cost, denied_after) in [(1.0, 0), (1.0, 71), (2.5, 3), (10.0, 7)] {
+                    let later = |seconds: u64| {
+                        let now =
+                            Timestamp { micros: stored.last_refill.micros + (denied_after + seconds) * 1_000_000 };
+                        take(&[charge(quota, cost)], &mut [Some(stored)], now)
+                    };
+                    let found = later(0);
+                    if !found.admitted {
+                        let seconds = found.levels[0].wait(&quota, cost);
+                        assert!(later(seconds).admitted, "{rate} {stored:?} {cost}");
+                        assert!(!later(seconds - 1).admitted, "{rate} {stored:?} {cost}");
+                    }
                 }
             }
         }

@@ -22,7 +22,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that stands still until it is set: for tests and `tidegate simulate`.
+/// A clock that stands still until it is set, for tests.
 #[derive(Debug, Default)]
 pub struct SetClock {
     micros: AtomicU64,

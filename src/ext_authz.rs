@@ -6,6 +6,7 @@ pub mod headers;
 pub mod proto;
 pub mod request;
 pub mod response;
+mod scan;
 
 use crate::limiter::Limiter;
 use crate::policy::identity::Sources;
@@ -40,7 +41,9 @@ impl Authorization for Service {
         };
         drop(check);
         let (plan, decision) = answer.await;
-        let wording = response::Wording { answers: &policy.answers, key_headers: key_headers(&policy.sources), grpc };
+        let (answers, sources) = (&policy.answers, &policy.sources);
+        let wording =
+            response::Wording { answers, digester: &sources.digester, key_headers: key_headers(sources), grpc };
         response::write(&plan, &decision, wording).map(Response::new)
     }
 }

@@ -44,7 +44,7 @@ impl Limiter {
         &'l self,
         policy: &'p Policy,
         request: &Request<'_>,
-    ) -> impl Future<Output = (Plan<'p>, Decision<'p>)> + Send + use<'l, 'p> {
+    ) -> impl Future<Output = (Plan<'p>, Decision)> + Send + use<'l, 'p> {
         let plan = policy.plan(request);
         async move {
             if let Some(oddity) = plan.oddity {

@@ -41,8 +41,6 @@ pub struct Policy {
 #[derive(Debug)]
 pub struct Plan<'p> {
     pub charges: Charges,
-    /// What the buckets' names begin with.
-    pub key_prefix: &'p str,
     pub tier: &'p str,
     pub rule: Option<&'p str>,
     pub exempt: bool,
@@ -99,7 +97,6 @@ impl Policy {
         let limits = tier.limits.overlaid(api_key.map(|key| &key.limits)).overlaid(user.map(|user| &user.limits));
         Plan {
             charges: self.charges(&caller, &limits, &route),
-            key_prefix: &self.key_prefix,
             tier: &tier.name,
             rule: rule.map(|rule| rule.name.as_str()),
             exempt: route.exempt(),
@@ -112,16 +109,33 @@ impl Policy {
     }
 
     fn charges(&self, caller: &Caller, limits: &Limits, route: &Route<'_>) -> Charges {
-        let mut charges = Charges::new();
-        for dimension in Dimension::ALL {
-            if !route.charges(dimension) {
-                continue;
-            }
-            if let (Some(quota), Some(id)) = (limits.of(dimension), caller.id(dimension)) {
-                let key = Key::new(&self.key_prefix, dimension, &id);
-                charges.push(Charge { key, quota, cost: route.cost });
-            }
+        let charges: Charges = Dimension::ALL
+            .into_iter()
+            .filter(|dimension| route.charges(*dimension))
+            .filter_map(|dimension| {
+                let (quota, id) = (limits.of(dimension)?, caller.id(dimension)?);
+                Some(Charge { key: self.key(dimension, &id, route), quota, cost: route.cost })
+            })
+            .collect();
+        if charges.is_empty() { self.last_resort(caller, route) } else { charges }
+    }
+
+    /// One bucket is never refilled at two rates: a tier that a rule sets has buckets of its own.
+    fn key(&self, dimension: Dimension, id: &str, route: &Route<'_>) -> Key {
+        match route.rule.and_then(|rule| rule.tier) {
+            Some(tier) => Key::of_tier(&self.key_prefix, dimension, &self.tiers.at(tier).name, id),
+            None => Key::new(&self.key_prefix, dimension, id),
         }
-        charges
+    }
+
+    /// Who has no identity in any dimension that is limited is limited by address, as someone of the default tier.
+    /// Else a token without a subject would be a way around all limits.
+    fn last_resort(&self, caller: &Caller, route: &Route<'_>) -> Charges {
+        let quota = self.tiers.default_tier().limits.ip.filter(|_| !route.exempt());
+        let charge = quota.zip(caller.id(Dimension::Ip)).map(|(quota, id)| {
+            let key = Key::new(&self.key_prefix, Dimension::Ip, &id);
+            Charge { key, quota, cost: route.cost }
+        });
+        charge.into_iter().collect()
     }
 }

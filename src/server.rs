@@ -11,7 +11,7 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,6 +25,10 @@ use tonic::transport::server::{Router, TcpIncoming};
 /// How many checks one connection may have in flight. Envoy opens further connections beyond it and does not queue, so
 /// it is high: the shipped Envoy configuration allows 8192 requests in all.
 const MAX_CONCURRENT_STREAMS: u32 = 8192;
+
+/// How large a check may be, in bytes. Envoy sends bodies when its filter has `with_request_body`, and a check that is
+/// refused for its size is one that Envoy may let pass: so it is more than any Envoy buffers.
+const MAX_CHECK_BYTES: usize = 1 << 30;
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +66,7 @@ pub struct Endpoint {
 #[derive(Debug)]
 enum Bound {
     Tcp(TcpListener),
-    Unix(UnixListener, PathBuf),
+    Unix(UnixListener, Socket),
 }
 
 impl Endpoint {
@@ -76,7 +80,8 @@ impl Endpoint {
             Listen::Tcp(address) => Bound::Tcp(TcpListener::bind(address).await.map_err(failed)?),
             Listen::Unix(path) => {
                 clear_stale_socket(path)?;
-                Bound::Unix(UnixListener::bind(path).map_err(failed)?, path.clone())
+                let listener = UnixListener::bind(path).map_err(failed)?;
+                Bound::Unix(listener, Socket::at(path).map_err(failed)?)
             }
         };
         Ok(Self { bound })
@@ -89,7 +94,7 @@ impl Endpoint {
     pub fn address(&self) -> io::Result<Listen> {
         match &self.bound {
             Bound::Tcp(listener) => listener.local_addr().map(Listen::Tcp),
-            Bound::Unix(_, path) => Ok(Listen::Unix(path.clone())),
+            Bound::Unix(_, socket) => Ok(Listen::Unix(socket.path.clone())),
         }
     }
 
@@ -110,13 +115,38 @@ impl Endpoint {
                 let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).map(|socket| socket.map(Coalesced));
                 router.serve_with_incoming_shutdown(incoming, stop).await?;
             }
-            Bound::Unix(listener, path) => {
+            Bound::Unix(listener, socket) => {
                 let incoming = UnixListenerStream::new(listener).map(|socket| socket.map(Coalesced));
                 router.serve_with_incoming_shutdown(incoming, stop).await?;
-                let _ = std::fs::remove_file(path);
+                socket.remove();
             }
         }
         Ok(())
+    }
+}
+
+/// A socket file of ours.
+#[derive(Debug)]
+struct Socket {
+    path: PathBuf,
+    /// Device and inode: another process may have put its own in the same place since.
+    identity: (u64, u64),
+}
+
+impl Socket {
+    fn at(path: &Path) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), identity: Self::identity(path)? })
+    }
+
+    fn identity(path: &Path) -> io::Result<(u64, u64)> {
+        path.symlink_metadata().map(|metadata| (metadata.dev(), metadata.ino()))
+    }
+
+    /// Removes the file if it is still ours. That it cannot be removed is no reason to end otherwise.
+    fn remove(&self) {
+        if Self::identity(&self.path).is_ok_and(|found| found == self.identity) {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -126,7 +156,7 @@ fn router(service: Service, health: &Health) -> Router {
         .http2_keepalive_interval(Some(Duration::from_secs(30)))
         .http2_keepalive_timeout(Some(Duration::from_secs(10)))
         .add_service(health.service())
-        .add_service(AuthorizationServer::new(service))
+        .add_service(AuthorizationServer::new(service).max_decoding_message_size(MAX_CHECK_BYTES))
 }
 
 fn clear_stale_socket(path: &Path) -> Result<(), ServerError> {
@@ -136,7 +166,9 @@ fn clear_stale_socket(path: &Path) -> Result<(), ServerError> {
     if !metadata.file_type().is_socket() {
         return Err(ServerError::NotASocket { path: path.display().to_string() });
     }
-    if UnixStream::connect(path).is_err() {
+    let refused = UnixStream::connect(path).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+    if refused {
+        // If it cannot be removed, binding says why.
         let _ = std::fs::remove_file(path);
     }
     Ok(())

@@ -65,7 +65,6 @@ fn check(caller: usize) -> CheckRequest {
         TextEntry { key: "x-forwarded-for".into(), value: ip.clone().into() },
     ]);
     let http = HttpRequest {
-        id: format!("{caller}").into(),
         method: "POST".into(),
         headers,
         path: "/v1/chat/completions".into(),
@@ -84,7 +83,7 @@ fn check(caller: usize) -> CheckRequest {
             metadata_context: Some(Metadata {
                 filter_metadata: vec![NamespaceEntry {
                     key: "envoy.filters.http.jwt_authn".into(),
-                    value: Some(Struct { fields: vec![field("claims", claims)] }),
+                    value: Struct { fields: vec![field("claims", claims)] }.encode_to_vec().into(),
                 }],
             }),
         }),

@@ -7,7 +7,7 @@ use prost::Message;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidegate::bucket::{Charge, Dimension, Key, Quota, Taken};
+use tidegate::bucket::{Charge, Dimension, Key, Level, Quota, Taken};
 use tidegate::config;
 use tidegate::ext_authz::proto::CheckRequest;
 use tidegate::ext_authz::{request, response};
@@ -70,7 +70,8 @@ pub(crate) fn in_process(requests: &[Bytes]) -> Vec<(&'static str, f64)> {
     let policy = config::parse(config::DEFAULT.as_bytes()).unwrap().policy;
     let checks: Vec<CheckRequest> =
         requests.iter().take(1000).map(|frame| CheckRequest::decode(&frame[5..]).unwrap()).collect();
-    let taken = Taken { admitted: true, levels: [59.0, 9.0, 120.0].into_iter().collect() };
+    let levels = [59.0, 9.0, 120.0].map(|tokens| Level { tokens, elapsed: 0.0 });
+    let taken = Taken { admitted: true, levels: levels.into_iter().collect() };
     let decode = median(|place| {
         let frame = requests[place % checks.len()].slice(5..);
         black_box(CheckRequest::decode(frame).unwrap());
@@ -85,8 +86,12 @@ pub(crate) fn in_process(requests: &[Bytes]) -> Vec<(&'static str, f64)> {
         let request = request::read(check);
         let plan = policy.plan(&request);
         let decision = decide(&plan, Ok(Some(&taken)));
-        let wording =
-            response::Wording { answers: &policy.answers, key_headers: std::iter::empty(), grpc: request.is_grpc() };
+        let wording = response::Wording {
+            answers: &policy.answers,
+            digester: &policy.sources.digester,
+            key_headers: std::iter::empty(),
+            grpc: request.is_grpc(),
+        };
         black_box(response::write(&plan, &decision, wording).unwrap().encode_to_vec());
     });
     vec![

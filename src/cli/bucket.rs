@@ -36,6 +36,9 @@ pub(super) enum Bucket {
 pub(super) struct Which {
     #[command(flatten)]
     caller: CallerFlags,
+    /// The bucket that rules with this `tier` charge, which is kept apart
+    #[arg(long, value_name = "TIER")]
+    tier: Option<String>,
     #[command(flatten)]
     source: Source,
     /// Print JSON
@@ -97,7 +100,7 @@ fn open(which: Which) -> Result<Opened, Failure> {
         let why = "no Redis is configured, and buckets in memory live inside the serving process";
         return Err(Failure::Other(format!("{why}: give --redis-url, TIDEGATE_REDIS_URL or --config")));
     }
-    let key = named(&which.caller, &config)?;
+    let key = named(&which.caller, which.tier.as_deref(), &config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let store = runtime.block_on(async { app::store(&config.settings) });
     Ok(Opened { key, runtime, store })
@@ -113,14 +116,19 @@ impl Opened {
     }
 }
 
-fn named(caller: &CallerFlags, config: &Config) -> Result<Key, Failure> {
+fn named(caller: &CallerFlags, tier: Option<&str>, config: &Config) -> Result<Key, Failure> {
     let policy = &config.policy;
     let (dimension, id) = match (&caller.user, caller.ip) {
         (Some(user), _) => (Dimension::User, stored_user(user.as_bytes()).into_owned()),
         (None, Some(address)) => (Dimension::Ip, stored_address(address, config)),
         (None, None) => (Dimension::Key, policy.sources.digester.digest(&key_on_stdin()?).to_string()),
     };
-    Ok(Key::new(&policy.key_prefix, dimension, &id))
+    let Some(tier) = tier else {
+        return Ok(Key::new(&policy.key_prefix, dimension, &id));
+    };
+    let index = policy.tiers.index(tier.as_bytes());
+    let index = index.ok_or_else(|| Failure::Other(format!("--tier: {tier:?} is no tier of this config")))?;
+    Ok(Key::of_tier(&policy.key_prefix, dimension, &policy.tiers.at(index).name, &id))
 }
 
 fn stored_address(address: Address, config: &Config) -> String {

@@ -1,6 +1,7 @@
 //! Reads a CheckRequest into the policy's [`Request`], by reference. Whatever is absent reads as empty.
 
-use super::proto::{self, AttributeContext, CheckRequest, HttpRequest, TextEntry, address, value};
+use super::proto::{self, AttributeContext, CheckRequest, HttpRequest, TextEntry, address};
+use super::scan;
 use crate::policy::request::{Metadata, Request, Scalar};
 
 /// Never fails: a request that says nothing is one from an unknown address.
@@ -22,23 +23,20 @@ pub fn read(check: &CheckRequest) -> Request<'_> {
 }
 
 fn read_http<'a>(http: &'a HttpRequest, request: &mut Request<'a>) {
-    request.headers.extend(http.headers.iter().map(pair));
-    if let Some(map) = &http.header_map {
+    // Envoy fills one of the two, and the one that holds raw bytes says more.
+    let raw = http.header_map.as_ref().filter(|map| !map.headers.is_empty());
+    if let Some(map) = raw {
         request.headers.extend(map.headers.iter().map(|header| {
             // `encode_raw_headers` fills raw_value, and leaves value empty.
             let value = if header.raw_value.is_empty() { &header.value } else { &header.raw_value };
             (&*header.key, &**value)
         }));
+    } else {
+        request.headers.extend(http.headers.iter().map(pair));
     }
-    let pseudo = |field: &'a [u8], name: &[u8]| {
-        let header = request.headers.iter().find(|(key, _)| *key == name);
-        if field.is_empty() { header.map_or(field, |(_, value)| value) } else { field }
-    };
-    let (method, host, path) =
-        (pseudo(&http.method, b":method"), pseudo(&http.host, b":authority"), pseudo(&http.path, b":path"));
-    request.method = method;
-    request.host = host;
-    request.path = path;
+    request.method = &http.method;
+    request.host = &http.host;
+    request.path = &http.path;
 }
 
 fn pair(entry: &TextEntry) -> (&[u8], &[u8]) {
@@ -55,22 +53,6 @@ fn peer(attributes: &AttributeContext) -> Option<&[u8]> {
 impl Metadata for proto::Metadata {
     fn find(&self, namespace: &str, path: &[String]) -> Option<Scalar<'_>> {
         let entry = self.filter_metadata.iter().find(|entry| entry.key == namespace)?;
-        let (last, parents) = path.split_last()?;
-        let mut fields = entry.value.as_ref()?;
-        for name in parents {
-            match field(fields, name)? {
-                value::Kind::StructValue(inner) => fields = inner,
-                _ => return None,
-            }
-        }
-        match field(fields, last)? {
-            value::Kind::StringValue(text) => Some(Scalar::Text(text)),
-            value::Kind::NumberValue(number) => Some(Scalar::Number(*number)),
-            _ => None,
-        }
+        scan::find(&entry.value, path)
     }
-}
-
-fn field<'a>(fields: &'a proto::Struct, name: &str) -> Option<&'a value::Kind> {
-    fields.fields.iter().find(|entry| entry.key == name)?.value.as_ref()?.kind.as_ref()
 }

@@ -7,10 +7,10 @@ use super::proto::{
     CheckResponse, DeniedHttpResponse, FieldEntry, HeaderValueOption, HttpStatus, OkHttpResponse, Status as RpcStatus,
     StatusCode, Struct, Value, check_response::HttpResponse, value::Kind,
 };
-use crate::bucket::Dimension;
+use crate::bucket::{Dimension, Key};
 use crate::policy::Plan;
+use crate::policy::api_key::Digester;
 use crate::policy::decision::{Answers, Decision, ErrorAnswer, FailurePolicy, Mode, Outcome, Standing};
-use crate::policy::identity;
 use bytes::Bytes;
 use std::fmt::Write as _;
 use tonic::{Code, Status};
@@ -22,6 +22,8 @@ const RETRY_STORE_AFTER: u64 = 1;
 #[derive(Debug)]
 pub struct Wording<'a, K> {
     pub answers: &'a Answers,
+    /// Hides identities in metadata as it hides API keys.
+    pub digester: &'a Digester,
     /// The headers that carry API keys.
     pub key_headers: K,
     /// Whether the client speaks gRPC.
@@ -35,7 +37,7 @@ pub struct Wording<'a, K> {
 /// ([`ErrorAnswer::GrpcStatus`]).
 pub fn write<'a, K: Iterator<Item = &'a str>>(
     plan: &Plan<'_>,
-    decision: &Decision<'_>,
+    decision: &Decision,
     wording: Wording<'a, K>,
 ) -> Result<CheckResponse, Status> {
     if decision.passes() {
@@ -45,14 +47,14 @@ pub fn write<'a, K: Iterator<Item = &'a str>>(
         Outcome::Failed(_) if wording.answers.error_answer == ErrorAnswer::GrpcStatus => {
             Err(Status::unavailable("rate limiter unavailable"))
         }
-        Outcome::Failed(_) => Ok(unavailable(plan, decision)),
+        Outcome::Failed(_) => Ok(unavailable(plan, decision, wording.digester)),
         _ => Ok(denied(plan, decision, &wording)),
     }
 }
 
 fn passed<'a, K: Iterator<Item = &'a str>>(
     plan: &Plan<'_>,
-    decision: &Decision<'_>,
+    decision: &Decision,
     wording: Wording<'a, K>,
 ) -> CheckResponse {
     let mut ok = OkHttpResponse::default();
@@ -66,10 +68,10 @@ fn passed<'a, K: Iterator<Item = &'a str>>(
         ok.headers_to_remove.extend(wording.key_headers.map(|name| Bytes::copy_from_slice(name.as_bytes())));
     }
     ok.response_headers_to_add = limit_headers(plan, decision, wording.answers);
-    answer(Code::Ok, HttpResponse::OkResponse(ok), plan, decision)
+    answer(Code::Ok, HttpResponse::OkResponse(ok), metadata(plan, decision, wording.digester))
 }
 
-fn denied<K>(plan: &Plan<'_>, decision: &Decision<'_>, wording: &Wording<'_, K>) -> CheckResponse {
+fn denied<K>(plan: &Plan<'_>, decision: &Decision, wording: &Wording<'_, K>) -> CheckResponse {
     let retry_after = retry_after(&decision.outcome);
     let mut fields = limit_headers(plan, decision, wording.answers);
     fields.extend(retry_after.map(|seconds| replace(headers::RETRY_AFTER, number(seconds))));
@@ -79,14 +81,15 @@ fn denied<K>(plan: &Plan<'_>, decision: &Decision<'_>, wording: &Wording<'_, K>)
         fields.extend(retry_after.map(|seconds| replace(headers::GRPC_PUSHBACK, number(seconds.saturating_mul(1000)))));
     }
     let response = http(StatusCode::TooManyRequests, fields, denied_body(&decision.outcome));
-    answer(Code::ResourceExhausted, HttpResponse::DeniedResponse(response), plan, decision)
+    let metadata = metadata(plan, decision, wording.digester);
+    answer(Code::ResourceExhausted, HttpResponse::DeniedResponse(response), metadata)
 }
 
-fn unavailable(plan: &Plan<'_>, decision: &Decision<'_>) -> CheckResponse {
+fn unavailable(plan: &Plan<'_>, decision: &Decision, digester: &Digester) -> CheckResponse {
     let fields = vec![replace(headers::RETRY_AFTER, number(RETRY_STORE_AFTER))];
     let body = Bytes::from_static(br#"{"error":"rate_limiter_unavailable"}"#);
     let response = http(StatusCode::ServiceUnavailable, fields, body);
-    answer(Code::Unavailable, HttpResponse::ErrorResponse(response), plan, decision)
+    answer(Code::Unavailable, HttpResponse::ErrorResponse(response), metadata(plan, decision, digester))
 }
 
 fn http(code: StatusCode, mut headers: Vec<HeaderValueOption>, body: Bytes) -> DeniedHttpResponse {
@@ -94,11 +97,11 @@ fn http(code: StatusCode, mut headers: Vec<HeaderValueOption>, body: Bytes) -> D
     DeniedHttpResponse { status: Some(HttpStatus { code: code.into() }), headers, body }
 }
 
-fn answer(code: Code, response: HttpResponse, plan: &Plan<'_>, decision: &Decision<'_>) -> CheckResponse {
+fn answer(code: Code, response: HttpResponse, metadata: Struct) -> CheckResponse {
     CheckResponse {
         status: Some(RpcStatus { code: code.into() }),
         http_response: Some(response),
-        dynamic_metadata: Some(metadata(plan, decision)),
+        dynamic_metadata: Some(metadata),
     }
 }
 
@@ -134,9 +137,9 @@ fn denied_body(outcome: &Outcome) -> Bytes {
 }
 
 /// The headers that tell the client how its binding bucket stands; of a cost that never fits, only what would.
-fn limit_headers(plan: &Plan<'_>, decision: &Decision<'_>, answers: &Answers) -> Vec<HeaderValueOption> {
+fn limit_headers(plan: &Plan<'_>, decision: &Decision, answers: &Answers) -> Vec<HeaderValueOption> {
     let mut fields = Vec::with_capacity(8);
-    if let Some(standing) = &decision.binding {
+    if let Some((_, standing)) = &decision.binding {
         if answers.x_ratelimit {
             fields.push(replace(headers::LIMIT, number(standing.limit)));
             fields.push(replace(headers::REMAINING, number(standing.remaining)));
@@ -153,7 +156,7 @@ fn limit_headers(plan: &Plan<'_>, decision: &Decision<'_>, answers: &Answers) ->
 }
 
 /// draft-ietf-httpapi-ratelimit-headers-10: `q` quota, `w` window, `r` remaining, `t` seconds until more is to be had.
-fn ietf_headers(standing: &Standing, decision: &Decision<'_>, fields: &mut Vec<HeaderValueOption>) {
+fn ietf_headers(standing: &Standing, decision: &Decision, fields: &mut Vec<HeaderValueOption>) {
     let Standing { dimension, limit, remaining, reset, window } = standing;
     let effective = retry_after(&decision.outcome).unwrap_or(*reset);
     fields.push(replace(headers::IETF_POLICY, format!(r#""{dimension}";q={limit};w={window}"#)));
@@ -161,25 +164,25 @@ fn ietf_headers(standing: &Standing, decision: &Decision<'_>, fields: &mut Vec<H
 }
 
 /// What Envoy's access log can show under the namespace `envoy.filters.http.ext_authz`.
-fn metadata(plan: &Plan<'_>, decision: &Decision<'_>) -> Struct {
+fn metadata(plan: &Plan<'_>, decision: &Decision, digester: &Digester) -> Struct {
     let mut fields = Vec::with_capacity(10);
     let mut text = |name: &'static str, value: Bytes| fields.push(field(name, Kind::StringValue(value)));
     text("decision", Bytes::from_static(decision_name(decision).as_bytes()));
-    text("tier", Bytes::copy_from_slice(decision.tier.as_bytes()));
-    if let Some(rule) = decision.rule {
+    text("tier", Bytes::copy_from_slice(plan.tier.as_bytes()));
+    if let Some(rule) = plan.rule {
         text("rule", Bytes::copy_from_slice(rule.as_bytes()));
     }
-    if let Some(name) = decision.key_name {
+    if let Some(name) = plan.key_name {
         text("key_name", Bytes::copy_from_slice(name.as_bytes()));
     }
-    let binding =
-        decision.binding_charge.and_then(|place| plan.charges.get(place)).or_else(|| plan.never_fits().next());
+    let binding = decision.binding.and_then(|(place, _)| plan.charges.get(place));
+    let binding = binding.or_else(|| plan.never_fits().next());
     if let Some(charge) = binding {
         let dimension = charge.key.dimension;
         text("dimension", Bytes::from_static(dimension.name().as_bytes()));
-        text("identity", hashed_identity(dimension, charge.key.id(plan.key_prefix)));
+        text("identity", hashed_identity(&charge.key, digester));
     }
-    if let Some(standing) = &decision.binding {
+    if let Some((_, standing)) = &decision.binding {
         fields.push(field("limit", Kind::NumberValue(standing.limit as f64)));
         fields.push(field("remaining", Kind::NumberValue(standing.remaining as f64)));
     }
@@ -197,9 +200,10 @@ fn field(name: &'static str, kind: Kind) -> FieldEntry {
 }
 
 /// What was decided, whether or not it is carried out.
-fn decision_name(decision: &Decision<'_>) -> &'static str {
+fn decision_name(decision: &Decision) -> &'static str {
     match decision.outcome {
         Outcome::Exempt => "exempt",
+        Outcome::Unlimited => "unlimited",
         Outcome::Admitted => "allowed",
         Outcome::Denied { .. } => "denied",
         Outcome::NeverFits { .. } => "never_fits",
@@ -208,11 +212,12 @@ fn decision_name(decision: &Decision<'_>) -> &'static str {
     }
 }
 
-/// A key's id is a digest already; the others are hashed here, so that an access log names nobody.
-fn hashed_identity(dimension: Dimension, id: &str) -> Bytes {
-    match dimension {
-        Dimension::Key => Bytes::copy_from_slice(id.as_bytes()),
-        Dimension::User | Dimension::Ip => identity::sha256(id.as_bytes()).to_string().into(),
+/// A key's id is a digest already; the others are digested here, under the pepper if there is one, so that an access log
+/// names nobody.
+fn hashed_identity(key: &Key, digester: &Digester) -> Bytes {
+    match key.dimension {
+        Dimension::Key => Bytes::copy_from_slice(key.id().as_bytes()),
+        Dimension::User | Dimension::Ip => digester.digest(key.id().as_bytes()).to_string().into(),
     }
 }
 
@@ -220,7 +225,7 @@ fn hashed_identity(dimension: Dimension, id: &str) -> Bytes {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
     use super::*;
-    use crate::bucket::{Charge, Charges, Key, Quota, Taken};
+    use crate::bucket::{Charge, Charges, Level, Quota, Taken};
     use crate::policy::Step;
     use crate::policy::decision::Unavailable;
     use crate::policy::decision::decide;
@@ -233,7 +238,6 @@ mod tests {
                 charge(Dimension::User, "alice", costs[0]),
                 charge(Dimension::Key, "00112233445566778899aabbccddeeff", costs[1]),
             ]),
-            key_prefix: "rl:",
             tier: "free",
             rule: Some("chat"),
             exempt: false,
@@ -253,9 +257,15 @@ mod tests {
     const DENIED: [f64; 2] = [0.5, 0.0];
 
     fn words(plan: &Plan<'_>, levels: Option<[f64; 2]>, answers: Answers, grpc: bool) -> Result<CheckResponse, Status> {
-        let taken = levels.map(|levels| Taken { admitted: levels == ADMITTED, levels: levels.into_iter().collect() });
+        let level = |tokens| Level { tokens, elapsed: 0.0 };
+        let taken = levels
+            .map(|levels| Taken { admitted: levels == ADMITTED, levels: levels.map(level).into_iter().collect() });
         let decision = decide(plan, taken.as_ref().map(Some).ok_or(Unavailable));
-        write(plan, &decision, Wording { answers: &answers, key_headers: ["x-api-key"].into_iter(), grpc })
+        write(
+            plan,
+            &decision,
+            Wording { answers: &answers, digester: &Digester::default(), key_headers: ["x-api-key"].into_iter(), grpc },
+        )
     }
 
     fn pairs(headers: &[HeaderValueOption]) -> Vec<(String, String)> {

@@ -105,7 +105,11 @@ pub fn parse(text: &[u8]) -> Option<IpAddr> {
     if let Ok(socket) = text.parse::<SocketAddr>() {
         return Some(socket.ip());
     }
-    let inner = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+    // What std does not read: brackets without a port, and a zone with or without them.
+    let inner = match text.strip_prefix('[') {
+        Some(rest) => rest.split_once(']')?.0,
+        None => text,
+    };
     let unzoned = inner.split_once('%').map_or(inner, |(address, _)| address);
     unzoned.parse::<Ipv6Addr>().ok().map(IpAddr::V6)
 }
@@ -130,6 +134,7 @@ mod tests {
             ("[2001:db8:1:2::9]", "2001:db8:1:2::/64"),
             ("[2001:db8:1:2::9]:443", "2001:db8:1:2::/64"),
             ("fe80::1%eth0", "fe80::/64"),
+            ("[fe80::1%eth0]:443", "fe80::/64"),
             ("::1", "::/64"),
             ("", "unknown"),
             ("localhost", "unknown"),

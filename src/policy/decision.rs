@@ -3,7 +3,7 @@
 //! Failing open or closed is a rule like any other, so it is decided here and tested without a broken store.
 
 use super::{Plan, Step};
-use crate::bucket::{Charge, Dimension, Taken};
+use crate::bucket::{Charge, Dimension, Level, Taken};
 use smallvec::SmallVec;
 
 /// Whether denials are carried out.
@@ -61,7 +61,9 @@ pub struct Unavailable;
 pub enum Outcome {
     /// A rule takes it out of all limits.
     Exempt,
-    /// Every bucket covered its cost, or none was concerned.
+    /// No limit is configured that concerns it.
+    Unlimited,
+    /// Every bucket covered its cost.
     Admitted,
     /// A bucket did not cover its cost.
     Denied {
@@ -89,48 +91,35 @@ pub struct Standing {
     pub window: u64,
 }
 
-/// What the caller is told, and what the operator wants to know.
-#[derive(Clone, Debug)]
-pub struct Decision<'p> {
+/// What came of a request, to be told with its [`Plan`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
     pub outcome: Outcome,
     pub mode: Mode,
-    pub tier: &'p str,
-    pub rule: Option<&'p str>,
-    pub key_name: Option<&'p str>,
-    /// The bucket with the fewest requests left; of a denial, the one with the longest wait.
-    pub binding: Option<Standing>,
-    /// The place of the binding bucket among the plan's charges.
-    pub binding_charge: Option<usize>,
-    pub cost: f64,
+    /// The bucket with the fewest requests left, of a denial the one with the longest wait: its place among the plan's
+    /// charges, and how it stands.
+    pub binding: Option<(usize, Standing)>,
 }
 
-impl Decision<'_> {
+impl Decision {
     /// Whether the request goes on.
     pub fn passes(&self) -> bool {
+        use Outcome::{Admitted, Exempt, Failed, Unlimited};
         self.mode == Mode::Shadow
-            || matches!(self.outcome, Outcome::Exempt | Outcome::Admitted | Outcome::Failed(FailurePolicy::Allow))
+            || matches!(self.outcome, Exempt | Unlimited | Admitted | Failed(FailurePolicy::Allow))
     }
 }
 
 /// Says what the caller is told. `answer` is what the store made of [`Plan::step`], and `None` where it was not to be
 /// asked.
-pub fn decide<'p>(plan: &Plan<'p>, answer: Result<Option<&Taken>, Unavailable>) -> Decision<'p> {
+pub fn decide(plan: &Plan<'_>, answer: Result<Option<&Taken>, Unavailable>) -> Decision {
     let (outcome, binding) = match (plan.step(), answer) {
         (Step::NeverFits, _) => never_fits(plan),
-        (Step::Nothing, _) => (if plan.exempt { Outcome::Exempt } else { Outcome::Admitted }, None),
+        (Step::Nothing, _) => (if plan.exempt { Outcome::Exempt } else { Outcome::Unlimited }, None),
         (_, Ok(Some(taken))) => weigh(plan, taken),
         (_, Ok(None) | Err(Unavailable)) => (Outcome::Failed(plan.on_store_error), None),
     };
-    Decision {
-        outcome,
-        mode: plan.mode,
-        tier: plan.tier,
-        rule: plan.rule,
-        key_name: plan.key_name,
-        binding: binding.map(|(_, standing)| standing),
-        binding_charge: binding.map(|(place, _)| place),
-        cost: plan.cost,
-    }
+    Decision { outcome, mode: plan.mode, binding }
 }
 
 type Binding = Option<(usize, Standing)>;
@@ -141,34 +130,35 @@ fn never_fits(plan: &Plan<'_>) -> (Outcome, Binding) {
 }
 
 fn weigh(plan: &Plan<'_>, taken: &Taken) -> (Outcome, Binding) {
-    let buckets = || plan.charges.iter().zip(taken.levels.iter().copied()).enumerate();
+    let buckets = || plan.charges.iter().zip(taken.levels.iter()).enumerate();
     if taken.admitted {
         let least = buckets().min_by(|(_, a), (_, b)| requests_left(a).total_cmp(&requests_left(b)));
-        return (Outcome::Admitted, least.map(|(place, (charge, tokens))| (place, standing(charge, tokens))));
+        return (Outcome::Admitted, least.map(|(place, (charge, level))| (place, standing(charge, level))));
     }
-    let wait = |(charge, tokens): (&Charge, f64)| charge.quota.wait(tokens, charge.cost);
-    let exhausted = buckets().filter(|(_, (charge, tokens))| *tokens < charge.cost);
+    let exhausted = buckets().filter(|(_, (charge, level))| level.tokens(&charge.quota) < charge.cost);
     let dimensions = exhausted.clone().map(|(_, (charge, _))| charge.key.dimension).collect();
-    let longest = exhausted.max_by_key(|(_, bucket)| wait(*bucket));
-    let retry_after = longest.map_or(1, |(_, bucket)| wait(bucket).max(1));
+    let waits =
+        exhausted.map(|(place, (charge, level))| (level.wait(&charge.quota, charge.cost), place, charge, level));
+    let longest = waits.max_by_key(|(wait, ..)| *wait);
+    let retry_after = longest.map_or(1, |(wait, ..)| wait.max(1));
     let binding =
-        longest.map(|(place, (charge, tokens))| (place, Standing { remaining: 0, ..standing(charge, tokens) }));
+        longest.map(|(_, place, charge, level)| (place, Standing { remaining: 0, ..standing(charge, level) }));
     (Outcome::Denied { retry_after, exhausted: dimensions }, binding)
 }
 
 /// How many more requests of this cost a bucket covers; a free one is weighed as if it cost 1.
-fn requests_left((charge, tokens): &(&Charge, f64)) -> f64 {
+fn requests_left((charge, level): &(&Charge, &Level)) -> f64 {
     let cost = if charge.cost > 0.0 { charge.cost } else { 1.0 };
-    (tokens / cost).floor()
+    (level.tokens(&charge.quota) / cost).floor()
 }
 
-fn standing(charge: &Charge, tokens: f64) -> Standing {
+fn standing(charge: &Charge, level: &Level) -> Standing {
     let quota = &charge.quota;
     Standing {
         dimension: charge.key.dimension,
         limit: quota.max_tokens().floor() as u64,
-        remaining: tokens.max(0.0).floor() as u64,
-        reset: quota.wait(tokens, quota.max_tokens()),
-        window: quota.wait(0.0, quota.max_tokens()),
+        remaining: level.tokens(quota).max(0.0).floor() as u64,
+        reset: level.wait(quota, quota.max_tokens()),
+        window: quota.fill_seconds(),
     }
 }

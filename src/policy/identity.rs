@@ -107,17 +107,22 @@ impl Sources {
         }
     }
 
+    /// The first source that names someone; an id that is there but empty counts only where no other is found.
     fn user(&self, request: &Request<'_>) -> Option<String> {
-        self.user
-            .iter()
-            .find_map(|source| match source {
-                UserSource::Metadata(path) => path.read(request),
-                UserSource::Principal => {
-                    Some(request.principal).filter(|principal| !principal.is_empty()).map(Cow::Borrowed)
-                }
-                UserSource::Header(name) => request.header(name),
-            })
-            .map(|raw| stored_user(&raw).into_owned())
+        let mut named = self.user.iter().filter_map(|source| source.read(request));
+        let first = named.next()?;
+        let chosen = if first.is_empty() { named.find(|id| !id.is_empty()).unwrap_or(first) } else { first };
+        Some(stored_user(&chosen).into_owned())
+    }
+}
+
+impl UserSource {
+    fn read<'a>(&self, request: &Request<'a>) -> Option<Cow<'a, [u8]>> {
+        match self {
+            Self::Metadata(path) => path.read(request),
+            Self::Principal => Some(request.principal).filter(|principal| !principal.is_empty()).map(Cow::Borrowed),
+            Self::Header(name) => request.header(name),
+        }
     }
 }
 

@@ -35,7 +35,7 @@ pub struct Rule {
 pub struct Conditions {
     /// Any of these; upper case, as HTTP has them.
     pub methods: Vec<String>,
-    /// Any of these, against the host in lower case without its port.
+    /// Any of these, against the host in lower case without its port and without a dot at its end.
     pub hosts: Vec<GlobMatcher>,
     pub path: Option<PathCondition>,
     pub headers: Vec<HeaderCondition>,
@@ -101,7 +101,7 @@ impl<'p> Route<'p> {
 
     pub(super) fn charges(&self, dimension: Dimension) -> bool {
         let chosen = self.rule.and_then(|rule| rule.dimensions.as_ref());
-        !self.exempt() && chosen.is_none_or(|chosen| chosen.contains(&dimension))
+        chosen.is_none_or(|chosen| chosen.contains(&dimension))
     }
 }
 
@@ -138,6 +138,7 @@ impl Conditions {
     fn host_holds(&self, host: &[u8]) -> bool {
         let host = String::from_utf8_lossy(host).to_ascii_lowercase();
         let host = without_port(&host);
+        let host = host.strip_suffix('.').unwrap_or(host);
         self.hosts.iter().any(|glob| glob.is_match(host))
     }
 }

@@ -88,10 +88,7 @@ impl MemoryStore {
         let mut locked = self.lock_all(charges);
         let now = self.clock.now();
         let states = locked.states(charges);
-        let refilled =
-            || charges.iter().zip(&states).map(|(charge, state)| State::refilled(*state, &charge.quota, now));
-        let admitted = refilled().zip(charges).all(|(state, charge)| state.covers(charge.cost));
-        Taken { admitted, levels: refilled().map(|state| state.tokens).collect() }
+        bucket::peek(charges, &states, now)
     }
 }
 

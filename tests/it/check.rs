@@ -201,7 +201,7 @@ fn requests_that_say_little_or_nonsense_are_answered() {
         attributes(AttributeContext::default()),
         attributes(AttributeContext { request: Some(Request { http: None }), ..AttributeContext::default() }),
         attributes(AttributeContext { source: Some(no_address), ..AttributeContext::default() }),
-        from(Arm::Pipe(Pipe { path: "/run/x".into() }), HttpRequest::default()),
+        from(Arm::Pipe(Pipe {}), HttpRequest::default()),
         from(Arm::SocketAddress(SocketAddress { address: "\u{0}".into() }), HttpRequest::default()),
         request(&[]),
         request(&[("x-user", &huge), ("x-api-key", &huge), ("x-forwarded-for", &huge)]),

@@ -12,7 +12,7 @@ const MAY_USE: [(&str, &[&str]); 11] = [
     ("store", &["bucket", "clock"]),
     ("limiter", &["bucket", "policy", "store"]),
     ("ext_authz", &["bucket", "policy", "limiter"]),
-    ("server", &["ext_authz", "limiter"]),
+    ("server", &["ext_authz"]),
     ("config", &["bucket", "policy", "store", "server"]),
     ("app", &["bucket", "clock", "policy", "store", "limiter", "ext_authz", "server", "config"]),
     ("cli", &["app", "config", "policy", "store", "bucket"]),

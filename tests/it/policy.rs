@@ -219,6 +219,37 @@ fn a_cost_above_a_bucket_never_fits_and_is_not_asked_of_the_store() {
 }
 
 #[test]
+fn a_request_without_any_limited_identity_is_charged_to_its_address_as_of_the_default_tier() {
+    let mut policy = policy();
+    let standard = Tier { name: "standard".into(), limits: Limits { ip: None, ..limits(60.0) } };
+    policy.tiers = Tiers::new(Tier { name: "free".into(), limits: limits(10.0) }, vec![standard]);
+    let no_subject = claims([("tier", "standard")]);
+    assert_eq!(charged(&policy, &request(&no_subject)), [("rl:ip:192.0.2.7".to_owned(), 10.0)]);
+    policy.rules = vec![Rule { dimensions: Some(vec![Dimension::Key]), ..rule("keys only") }];
+    assert_eq!(charged(&policy, &request(&no_subject)), [("rl:ip:192.0.2.7".to_owned(), 10.0)]);
+    policy.rules = vec![Rule { exempt: true, ..rule("exempt") }];
+    assert_eq!(charged(&policy, &request(&no_subject)), []);
+}
+
+#[test]
+fn a_tier_that_a_rule_sets_has_buckets_of_its_own_so_that_none_is_refilled_at_two_rates() {
+    let mut policy = policy();
+    policy.rules = vec![Rule { tier: Some(2), ..rule("models") }];
+    let claims = claims([("sub", "alice")]);
+    let expected = [("rl:user.enterprise:alice".to_owned(), 1500.0), ("rl:ip.enterprise:192.0.2.7".to_owned(), 1500.0)];
+    assert_eq!(charged(&policy, &request(&claims)), expected);
+    assert_eq!(policy.plan(&request(&claims)).charges[0].key.id(), "alice");
+}
+
+#[test]
+fn an_empty_id_does_not_hide_the_next_source_and_is_a_caller_where_there_is_none() {
+    let claims = claims([("sub", "")]);
+    let with_principal = Request { principal: b"spiffe://mesh/agent", ..request(&claims) };
+    assert_eq!(charged(&policy(), &with_principal)[0].0, "rl:user:spiffe://mesh/agent");
+    assert!(charged(&policy(), &request(&claims))[0].0.starts_with("rl:user:~"));
+}
+
+#[test]
 fn shadow_and_failure_policy_are_the_rules_before_the_whole_policys() {
     let mut policy = policy();
     policy.rules = vec![Rule { shadow: true, on_store_error: Some(FailurePolicy::Deny), ..rule("all") }];

@@ -3,7 +3,7 @@
 use crate::support::{Hands, NEVER, START, charge, quota, redis, unique_prefix, user};
 use futures_util::FutureExt;
 use std::sync::Arc;
-use tidegate::bucket::{Charge, Dimension, Key, Quota, Taken, Timestamp};
+use tidegate::bucket::{Charge, Dimension, Key, Level, Quota, Taken, Timestamp};
 use tidegate::store::Store;
 use tidegate::store::memory::MemoryStore;
 use tidegate::store::redis::{ClockSource, RedisSettings, RedisStore};
@@ -38,12 +38,12 @@ impl Rig {
         user(&self.prefix, id)
     }
 
-    async fn take(&self, charges: &[Charge]) -> Taken {
-        self.store.take(charges).await.unwrap()
+    async fn take(&self, charges: &[Charge]) -> Seen {
+        Seen::new(&self.store.take(charges).await.unwrap(), charges)
     }
 
-    async fn peek(&self, charges: &[Charge]) -> Taken {
-        self.store.peek(charges).await.unwrap()
+    async fn peek(&self, charges: &[Charge]) -> Seen {
+        Seen::new(&self.store.peek(charges).await.unwrap(), charges)
     }
 
     async fn admits(&self, key: &Key, quota: Quota, cost: f64) -> bool {
@@ -74,6 +74,25 @@ impl Rig {
             admitted += usize::from(take.await.unwrap());
         }
         admitted
+    }
+}
+
+/// What a store answered: the tokens in each bucket, and the seconds until its cost is there.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    admitted: bool,
+    levels: Vec<f64>,
+    waits: Vec<u64>,
+}
+
+impl Seen {
+    fn new(taken: &Taken, charges: &[Charge]) -> Self {
+        let wait = |(level, charge): (&Level, &Charge)| level.wait(&charge.quota, charge.cost);
+        Self {
+            admitted: taken.admitted,
+            levels: taken.tokens(charges).collect(),
+            waits: taken.levels.iter().zip(charges).map(wait).collect(),
+        }
     }
 }
 
@@ -121,6 +140,8 @@ suite! {
         half_a_token_per_second_polled_every_100_ms_admits_one_every_two_seconds
         a_hammered_bucket_still_admits_its_rate
         waiting_as_told_is_enough
+        the_wait_is_exact_where_rounding_bites
+        a_last_refill_in_the_future_is_part_of_the_wait
         a_last_refill_in_the_future_adds_nothing_and_recovers
         a_bucket_never_holds_more_than_its_quota
         a_smaller_quota_caps_what_is_there
@@ -276,9 +297,31 @@ async fn waiting_as_told_is_enough(rig: Rig) {
     assert!(rig.admits(&key, quota, 9.3).await);
     let denied = rig.take(&[charge(&key, quota, 1.0)]).await;
     assert!(!denied.admitted);
-    let wait = quota.wait(denied.levels[0], 1.0);
-    assert_eq!(wait, 1);
-    rig.clock.set_seconds(wait as i64);
+    assert_eq!(denied.waits, [1]);
+    rig.clock.set_seconds(1);
+    assert!(rig.admits(&key, quota, 1.0).await);
+}
+
+/// The level at the denial is rounded, and so is what is there later: 71 + 27 seconds at 1/98 per second are not quite
+/// a token.
+async fn the_wait_is_exact_where_rounding_bites(rig: Rig) {
+    let (key, quota) = (rig.key("alice"), quota(2.0, 1.0 / 98.0));
+    assert!(rig.admits(&key, quota, 2.0).await);
+    rig.clock.set_seconds(71);
+    let wait = rig.take(&[charge(&key, quota, 1.0)]).await.waits[0];
+    rig.clock.set_seconds(71 + wait as i64 - 1);
+    assert!(!rig.admits(&key, quota, 1.0).await);
+    rig.clock.set_seconds(71 + wait as i64);
+    assert!(rig.admits(&key, quota, 1.0).await);
+}
+
+async fn a_last_refill_in_the_future_is_part_of_the_wait(rig: Rig) {
+    let (key, quota) = (rig.key("alice"), quota(1.0, 1.0));
+    rig.clock.set_seconds(5);
+    assert!(rig.admits(&key, quota, 1.0).await);
+    rig.clock.set_seconds(0);
+    assert_eq!(rig.take(&[charge(&key, quota, 1.0)]).await.waits, [6]);
+    rig.clock.set_seconds(6);
     assert!(rig.admits(&key, quota, 1.0).await);
 }
 

@@ -8,7 +8,7 @@ use prost::Message;
 use std::collections::HashMap;
 use tidegate::ext_authz::headers::replace;
 use tidegate::ext_authz::{proto as ours, request};
-use tidegate::policy::request::Scalar;
+use tidegate::policy::request::{Metadata, Scalar};
 
 fn text(value: &str) -> wkt::Value {
     wkt::Value { kind: Some(wkt::value::Kind::StringValue(value.into())) }
@@ -124,6 +124,46 @@ fn a_full_check_request_reads_right_through_the_subset() {
         &[],
     ] {
         assert_eq!(find(nobody), None, "{nobody:?}");
+    }
+}
+
+/// Envoy may let pass a check that cannot be decoded, and a caller may write the depth of a claim.
+#[test]
+fn claims_nested_deeper_than_a_decoder_goes_are_read_past() {
+    let mut deep = text("bottom");
+    for _ in 0..300 {
+        deep = nested(structure([("a", deep)]));
+    }
+    let mut bytes = full_request().encode_to_vec();
+    // The same field again: a map's entries may come in any number.
+    let claims = nested(structure([("deep", deep), ("sub", text("mallory"))]));
+    let metadata = core::Metadata {
+        filter_metadata: HashMap::from([("deep".to_owned(), structure([("claims", claims)]))]),
+        ..core::Metadata::default()
+    };
+    let attributes = full::AttributeContext { metadata_context: Some(metadata), ..full::AttributeContext::default() };
+    bytes.extend(full::CheckRequest { attributes: Some(attributes) }.encode_to_vec());
+    let check = ours::CheckRequest::decode(&*bytes).unwrap();
+    let request = request::read(&check);
+    let path = ["claims".to_owned(), "sub".to_owned()];
+    let metadata = request.metadata.unwrap();
+    assert_eq!(metadata.find("deep", &path), Some(Scalar::Text(b"mallory")));
+    assert_eq!(metadata.find("envoy.filters.http.jwt_authn", &path), Some(Scalar::Text(b"alice")));
+}
+
+#[test]
+fn damaged_metadata_reads_as_nothing_and_never_panics() {
+    let whole = structure([("claims", nested(structure([("sub", text("alice"))])))]).encode_to_vec();
+    let path = ["claims".to_owned(), "sub".to_owned()];
+    for end in 0..whole.len() {
+        for flip in 0..=255_u8 {
+            let mut bytes = whole[..end].to_vec();
+            if let Some(last) = bytes.last_mut() {
+                *last ^= flip;
+            }
+            let entry = ours::NamespaceEntry { key: "n".into(), value: bytes.into() };
+            ours::Metadata { filter_metadata: vec![entry] }.find("n", &path);
+        }
     }
 }
 

@@ -141,7 +141,9 @@ fn quota(path: &str, raw: &raw::Quota, report: &mut Report) -> Option<Quota> {
             }
             Some(quota)
         }
-        Err(error @ QuotaError::MaxTokens) => refuse(&field(path, "max_tokens"), max_tokens, error, report),
+        Err(error @ (QuotaError::MaxTokens | QuotaError::TooManyTokens)) => {
+            refuse(&field(path, "max_tokens"), max_tokens, error, report)
+        }
         Err(error @ QuotaError::RefillRate) => refuse(&field(path, "refill_rate"), refill_rate, error, report),
         Err(error @ QuotaError::FillsTooSlowly) => {
             let right = "raise refill_rate, or lower max_tokens";

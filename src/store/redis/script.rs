@@ -1,6 +1,6 @@
 //! The scripts in `lua/`: how they are called, and what their replies mean.
 
-use crate::bucket::{Charge, Levels, State, Taken, Timestamp};
+use crate::bucket::{Charge, Level, Levels, State, Taken, Timestamp};
 use crate::store::StoreError;
 use deadpool_redis::redis::{self, Cmd, Value};
 
@@ -54,7 +54,7 @@ fn command(name: &str, script: &str, charges: &[Charge], now: Option<Timestamp>)
     command
 }
 
-/// Reads a script's reply, such as `1 59 9 119.5`.
+/// Reads a script's reply, such as `1 59 0 9 0 119.5 0`.
 pub(super) fn parse(reply: &Value, buckets: usize) -> Result<Taken, StoreError> {
     let taken = match reply {
         Value::BulkString(bytes) => std::str::from_utf8(bytes).ok().and_then(parse_text),
@@ -72,7 +72,10 @@ fn parse_text(text: &str) -> Option<Taken> {
         "0" => false,
         _ => return None,
     };
-    let levels = words.map(|word| word.parse().ok()).collect::<Option<Levels>>()?;
+    let mut levels = Levels::new();
+    while let Some(tokens) = words.next() {
+        levels.push(Level { tokens: tokens.parse().ok()?, elapsed: words.next()?.parse().ok()? });
+    }
     Some(Taken { admitted, levels })
 }
 
@@ -94,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_reply_of_another_shape_is_a_protocol_error() {
-        for text in ["", "1", "2 1.0", "1 x", "1 1.0 2.0", "1  1.0"] {
+        for text in ["", "1", "2 1.0 0", "1 x 0", "1 1.0", "1 1.0 x", "1 1.0 0 2.0 0", "1  1.0 0"] {
             let reply = Value::BulkString(text.into());
             assert_eq!(parse(&reply, 1).unwrap_err().kind(), "protocol", "{text}");
         }
