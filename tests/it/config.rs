@@ -70,8 +70,14 @@ fn what_loads_fits_the_schema_and_misspelt_keys_do_not() {
         let faults: Vec<String> = schema.iter_errors(&read(&text)).map(|error| error.to_string()).collect();
         assert!(faults.is_empty(), "{faults:?}\n{text}");
     }
-    for text in ["listn: x", "tiers: {free: {per_user: {max_token: 1}}}", "tiers: {free: {per_user: {max_tokens: 0}}}"]
-    {
+    for text in [
+        "listn: x",
+        "redis:",
+        "drain:",
+        "tiers: {free: {per_user: }}",
+        "tiers: {free: {per_user: {max_token: 1}}}",
+        "tiers: {free: {per_user: {max_tokens: 0}}}",
+    ] {
         assert!(!schema.is_valid(&read(text)), "{text}");
     }
 }
