@@ -74,7 +74,27 @@ pub fn parse_file(path: &Path) -> Result<Config, Faults> {
 
 /// The JSON Schema of the config file.
 pub fn schema() -> serde_json::Value {
-    schemars::schema_for!(raw::Raw).into()
+    let mut schema = schemars::schema_for!(raw::Raw).into();
+    forbid_null(&mut schema);
+    schema
+}
+
+/// A key may be left out, but not be without a value. schemars says both of an `Option`.
+fn forbid_null(node: &mut serde_json::Value) {
+    use serde_json::Value;
+    let is_null = |kind: &Value| *kind == "null" || kind["type"] == "null";
+    match node {
+        Value::Object(map) => {
+            for key in ["type", "anyOf"] {
+                if let Some(Value::Array(kinds)) = map.get_mut(key) {
+                    kinds.retain(|kind| !is_null(kind));
+                }
+            }
+            map.values_mut().for_each(forbid_null);
+        }
+        Value::Array(list) => list.iter_mut().for_each(forbid_null),
+        _ => {}
+    }
 }
 
 fn read_file(path: &Path, report: &mut Report) -> Option<Vec<u8>> {

@@ -1,4 +1,5 @@
-//! A plain tree -> the raw config, with every fault of structure at once: unknown keys, wrong types, unknown words.
+//! A plain tree -> the raw config, with every fault of structure at once: unknown keys, keys without a value, wrong
+//! types, unknown words.
 //!
 //! serde stops at the first fault. So the offending node is taken out of the tree and serde is asked again, until it
 //! is content. Knows no key but those under which secrets stand.
@@ -14,7 +15,7 @@ use serde_path_to_error::{Path, Segment};
 /// Reads `tree`, leaving out what is wrong.
 pub(super) fn read(mut tree: Value, faults: &mut Faults) -> Raw {
     for _ in 0..MAX_FAULTS {
-        let error = match serde_path_to_error::deserialize::<_, Raw>(Strict(&tree)) {
+        let error = match serde_path_to_error::deserialize::<_, Raw>(Strict { node: &tree, keyed: false }) {
             Ok(raw) => return raw,
             Err(error) => error,
         };
@@ -92,6 +93,9 @@ fn take_out(tree: &mut Value, steps: &[Step]) -> bool {
 
 /// serde's message in the words of an operator.
 fn worded(said: &str, node: Option<&Value>, path: &str) -> String {
+    if said == NO_VALUE {
+        return NO_VALUE.into();
+    }
     if said.starts_with("unknown field") {
         return unknown_key(said);
     }
@@ -176,9 +180,17 @@ fn remedy(expected: &str) -> &str {
     }
 }
 
-/// Like serde_json's reading of a tree, but a list is never taken for a mapping whose keys were left out.
+/// What is told of a key with nothing behind it. Read as if it were left out, it would undo what a person began to write.
+const NO_VALUE: &str = "has no value; give one or remove the key";
+
+/// Like serde_json's reading of a tree, but a list is never taken for a mapping whose keys were left out, and a key
+/// without a value never for one that is left out. An entry of a list may be null: see [`take_out`].
 #[derive(Clone, Copy)]
-struct Strict<'de>(&'de Value);
+struct Strict<'de> {
+    node: &'de Value,
+    /// Whether this is the value of a key.
+    keyed: bool,
+}
 
 impl<'de> IntoDeserializer<'de, serde_json::Error> for Strict<'de> {
     type Deserializer = Self;
@@ -189,12 +201,17 @@ impl<'de> IntoDeserializer<'de, serde_json::Error> for Strict<'de> {
 }
 
 impl<'de> Strict<'de> {
+    /// The node, unless it is a key's and there is nothing.
+    fn stated(self) -> Result<&'de Value, serde_json::Error> {
+        if self.keyed && self.node.is_null() { Err(serde_json::Error::custom(NO_VALUE)) } else { Ok(self.node) }
+    }
+
     fn entries(map: &'de serde_json::Map<String, Value>) -> impl Iterator<Item = (&'de str, Self)> {
-        map.iter().map(|(key, value)| (key.as_str(), Self(value)))
+        map.iter().map(|(key, node)| (key.as_str(), Self { node, keyed: true }))
     }
 
     fn unexpected(self) -> Unexpected<'de> {
-        match self.0 {
+        match self.node {
             Value::Null => Unexpected::Unit,
             Value::Bool(value) => Unexpected::Bool(*value),
             Value::Number(_) => Unexpected::Other("number"),
@@ -209,15 +226,17 @@ impl<'de> Deserializer<'de> for Strict<'de> {
     type Error = serde_json::Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
-        match self.0 {
-            Value::Array(list) => visitor.visit_seq(SeqDeserializer::new(list.iter().map(Self))),
+        match self.stated()? {
+            Value::Array(list) => {
+                visitor.visit_seq(SeqDeserializer::new(list.iter().map(|node| Self { node, keyed: false })))
+            }
             Value::Object(map) => visitor.visit_map(MapDeserializer::new(Self::entries(map))),
             scalar => scalar.deserialize_any(visitor),
         }
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
-        if self.0.is_null() { visitor.visit_none() } else { visitor.visit_some(self) }
+        if self.stated()?.is_null() { visitor.visit_none() } else { visitor.visit_some(self) }
     }
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, Self::Error> {
@@ -230,7 +249,7 @@ impl<'de> Deserializer<'de> for Strict<'de> {
         _: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Self::Error> {
-        match self.0 {
+        match self.node {
             Value::Array(_) => Err(Self::Error::invalid_type(Unexpected::Seq, &visitor)),
             _ => self.deserialize_any(visitor),
         }
@@ -242,7 +261,7 @@ impl<'de> Deserializer<'de> for Strict<'de> {
         _: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Self::Error> {
-        match self.0 {
+        match self.stated()? {
             Value::String(word) => visitor.visit_enum(StrDeserializer::new(word)),
             Value::Object(map) if map.len() == 1 => {
                 visitor.visit_enum(MapAccessDeserializer::new(MapDeserializer::new(Self::entries(map))))

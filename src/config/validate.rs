@@ -40,7 +40,7 @@ pub(super) fn validate(raw: Raw, overrides: &Overrides, report: &mut Report) -> 
         rules,
         mode: mode(raw.mode),
         on_store_error: raw.on_store_error.map(failure_policy).unwrap_or_default(),
-        answers: answers(&raw),
+        answers: answers(&raw, report),
     };
     Some((policy, settings?))
 }
@@ -80,8 +80,9 @@ fn failure_policy(policy: raw::OnStoreError) -> FailurePolicy {
     }
 }
 
-fn answers(raw: &Raw) -> Answers {
+fn answers(raw: &Raw, report: &mut Report) -> Answers {
     let usual = Answers::default();
+    text::each("headers", raw.headers.as_ref(), report, |_, _, _| {});
     let error_answer = match raw.error_answer {
         Some(raw::ErrorAnswer::GrpcStatus) => ErrorAnswer::GrpcStatus,
         Some(raw::ErrorAnswer::ErrorResponse) | None => ErrorAnswer::ErrorResponse,

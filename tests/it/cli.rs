@@ -1,15 +1,12 @@
 //! The real binary: what it prints, and how it ends.
 
+use crate::support::service::program;
 use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
 
 fn tidegate(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
-    // Nothing of the developer's own environment.
-    for name in tidegate::config::VARIABLES {
-        command.env_remove(name);
-    }
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut command = program(arguments);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 

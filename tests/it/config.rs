@@ -70,8 +70,14 @@ fn what_loads_fits_the_schema_and_misspelt_keys_do_not() {
         let faults: Vec<String> = schema.iter_errors(&read(&text)).map(|error| error.to_string()).collect();
         assert!(faults.is_empty(), "{faults:?}\n{text}");
     }
-    for text in ["listn: x", "tiers: {free: {per_user: {max_token: 1}}}", "tiers: {free: {per_user: {max_tokens: 0}}}"]
-    {
+    for text in [
+        "listn: x",
+        "redis:",
+        "drain:",
+        "tiers: {free: {per_user: }}",
+        "tiers: {free: {per_user: {max_token: 1}}}",
+        "tiers: {free: {per_user: {max_tokens: 0}}}",
+    ] {
         assert!(!schema.is_valid(&read(text)), "{text}");
     }
 }
@@ -218,9 +224,8 @@ fn warnings(yaml: &str) -> String {
 
 #[test]
 fn what_is_sound_but_perhaps_not_meant_is_warned_of() {
-    let tiers =
-        "tiers: {free: {per_user: {max_tokens: 0.5, refill_rate: 1}, per_key: {max_tokens: 1, refill_rate: 1}}}";
-    let told = warnings(tiers);
+    let told = warnings("tiers: {free: {per_user: {max_tokens: 0.5, refill_rate: 1}}}");
+    assert!(told.contains("tiers.free: per_key is left out: API keys are not limited in this tier"), "{told}");
     assert!(told.contains("tiers.free: per_ip is left out: addresses are not limited in this tier"), "{told}");
     assert!(told.contains("tiers.free.per_user.max_tokens: 0.5 is below 1"), "{told}");
     let told =
@@ -238,6 +243,56 @@ fn what_is_sound_but_perhaps_not_meant_is_warned_of() {
     let rules = "rules: [{name: all}, {name: later, match: {methods: [GET]}}]";
     assert!(warnings(rules).contains("rules[1]: comes after \"all\", which matches everything"));
     assert!(warnings("{}").is_empty());
+}
+
+#[test]
+fn a_tier_that_limits_users_and_keys_may_leave_addresses_out() {
+    let both = "per_user: {max_tokens: 1, refill_rate: 1}, per_key: {max_tokens: 1, refill_rate: 1}";
+    assert_eq!(warnings(&format!("tiers: {{free: {{{both}}}}}")), "");
+}
+
+#[test]
+fn addresses_that_differ_between_tiers_are_warned_of_once_a_tier() {
+    let users = "per_user: {max_tokens: 9, refill_rate: 9}, per_key: {max_tokens: 9, refill_rate: 9}";
+    let tier = |name: &str, tokens, rate| {
+        format!("  {name}: {{{users}, per_ip: {{max_tokens: {tokens}, refill_rate: {rate}}}}}\n")
+    };
+    let [free, same, more, faster] = [("free", 5, 1), ("same", 5, 1), ("more", 6, 1), ("faster", 5, 2)]
+        .map(|(name, tokens, rate)| tier(name, tokens, rate));
+    let told = warnings(&format!("tiers:\n{free}{same}{more}{faster}  none: {{{users}}}\n"));
+    let shared = "differs from 5 at 1 per second of tiers.free: callers of both behind one address share one bucket, \
+                  refilled at the rate of whoever asks; give the same numbers or leave per_ip out of the tiers that are \
+                  identified otherwise";
+    let expected = [
+        format!("tiers.faster.per_ip: 5 at 2 per second {shared}"),
+        format!("tiers.more.per_ip: 6 at 1 per second {shared}"),
+    ];
+    assert_eq!(told.lines().collect::<Vec<_>>(), expected);
+
+    let told = warnings(&format!("allow_generous_default: true\ntiers:\n  free: {{{users}}}\n{more}{faster}"));
+    assert!(told.starts_with("tiers.more.per_ip: 6 at 1 per second differs from 5 at 2 per second of tiers.faster"));
+    assert_eq!(told.lines().count(), 1, "a default tier without per_ip is not compared with");
+}
+
+#[test]
+fn a_rule_that_gives_something_for_a_header_is_warned_of() {
+    let rule = |gives: &str| {
+        warnings(&format!("rules: [{{name: a, match: {{headers: [{{name: x-a, present: true}}]}}{gives}}}]"))
+    };
+    for (gives, named) in [
+        (", exempt: true", "exempt"),
+        (", tier: standard", "tier"),
+        (", shadow: true", "shadow"),
+        (", tier: standard, shadow: true, cost: 2", "tier, shadow"),
+    ] {
+        let text = "is a plain header, which the client writes unless Envoy overwrites it: whoever sends it chooses";
+        let expected = format!("rules[0].match.headers[0].name: \"x-a\" {text} this rule's {named}\n");
+        assert_eq!(rule(gives), expected);
+    }
+    for gives in ["", ", cost: 5", ", exempt: false, shadow: false", ", dimensions: [user]"] {
+        assert_eq!(rule(gives), "", "{gives}");
+    }
+    assert_eq!(warnings("rules: [{name: a, match: {path: {exact: /healthz}}, exempt: true}]"), "");
 }
 
 #[test]

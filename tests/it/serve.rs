@@ -1,11 +1,13 @@
 //! The running service: start, health, what it logs, drain; and the commands that look into its Redis.
 
 use crate::support::redis::Server;
-use crate::support::service::{Tidegate, check};
+use crate::support::service::{Tidegate, check, program};
 use std::io::Write;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
 use tidegate::ext_authz::SERVICE;
 use tidegate::ext_authz::proto::authorization_client::AuthorizationClient;
+use tidegate::ext_authz::proto::{CheckResponse, TextEntry, value::Kind};
 use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -29,6 +31,32 @@ async fn until(channel: &Channel, service: &str, wanted: ServingStatus) {
     let request = HealthCheckRequest { service: service.into() };
     let mut changes = HealthClient::new(channel.clone()).watch(request).await.unwrap().into_inner();
     while changes.message().await.unwrap().unwrap().status() != wanted {}
+}
+
+fn code(answer: &CheckResponse) -> i32 {
+    answer.status.as_ref().unwrap().code
+}
+
+/// What the access log would show under a name.
+fn told<'a>(answer: &'a CheckResponse, name: &str) -> Option<&'a Kind> {
+    let fields = &answer.dynamic_metadata.as_ref()?.fields;
+    fields.iter().find(|field| field.key == name)?.value.as_ref()?.kind.as_ref()
+}
+
+fn text(text: &'static str) -> Option<Kind> {
+    Some(Kind::StringValue(text.into()))
+}
+
+/// The lines of a log with this message, as JSON.
+fn lines(log: &str, message: &str) -> Vec<serde_json::Value> {
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    lines.filter(|line| line["fields"]["message"].as_str().is_some_and(|text| text.contains(message))).collect()
+}
+
+/// How many lines may be said of a storm that took so long: the first, then one a second.
+fn once_a_second(elapsed: Duration) -> usize {
+    // The service counts in whole milliseconds.
+    1 + (elapsed + Duration::from_millis(10)).as_secs() as usize
 }
 
 #[test]
@@ -80,11 +108,133 @@ fn without_redis_it_starts_follows_the_policy_and_is_ready_when_redis_comes() {
         assert_eq!(answer.status.unwrap().code, 14);
         service.wait_for_log("the store failed");
 
-        let Some(_server) = Server::again(&place) else { return };
+        let _server = Server::back(&place);
         until(&channel, SERVICE, ServingStatus::Serving).await;
         let answer = client.check(check(&[])).await.unwrap().into_inner();
         assert_eq!(answer.status.unwrap().code, 0);
     });
+}
+
+#[test]
+fn it_is_ready_no_longer_when_redis_goes_and_still_alive() {
+    let server = Server::start(&[]);
+    let service = Tidegate::start(&format!("redis: {{urls: ['{}'], timeout: 10s}}\n", server.url()));
+    block_on(async {
+        let channel = connect(&service).await;
+        until(&channel, SERVICE, ServingStatus::Serving).await;
+        server.kill();
+        for name in [SERVICE, "readiness"] {
+            until(&channel, name, ServingStatus::NotServing).await;
+        }
+        for name in ["", "liveness"] {
+            assert_eq!(health(&channel, name).await, ServingStatus::Serving, "{name}");
+        }
+    });
+}
+
+#[test]
+fn in_shadow_mode_it_denies_nothing_and_tells_what_it_would_have() {
+    let service = Tidegate::start("mode: shadow\ntiers: {free: {per_ip: {max_tokens: 1, refill_rate: 0.0001}}}\n");
+    block_on(async {
+        let mut client = AuthorizationClient::new(connect(&service).await);
+        for decision in ["allowed", "denied", "denied"] {
+            let answer = client.check(check(&[])).await.unwrap().into_inner();
+            assert_eq!(code(&answer), 0, "{answer:?}");
+            assert_eq!(told(&answer, "decision"), text(decision).as_ref());
+            assert_eq!(told(&answer, "shadow"), Some(&Kind::BoolValue(true)));
+        }
+    });
+}
+
+#[test]
+fn a_user_that_the_configuration_names_has_the_tier_it_says() {
+    let quota = |tokens| format!("{{per_user: {{max_tokens: {tokens}, refill_rate: 0.0001}}}}");
+    let service = Tidegate::start(&format!(
+        "identity: {{user: [{{header: x-user}}]}}\ntiers: {{free: {}, gold: {}}}\nusers: [{{id: alice, tier: gold}}]\n",
+        quota(1),
+        quota(3)
+    ));
+    block_on(async {
+        let mut client = AuthorizationClient::new(connect(&service).await);
+        for (user, tier, passing) in [("alice", "gold", 3), ("bob", "free", 1)] {
+            for request in 0..5 {
+                let answer = client.check(check(&[("x-user", user)])).await.unwrap().into_inner();
+                assert_eq!(code(&answer) == 0, request < passing, "{user}, request {request}");
+                assert_eq!(told(&answer, "tier"), text(tier).as_ref());
+            }
+        }
+    });
+}
+
+#[test]
+fn a_cost_of_envoys_that_is_no_number_is_said_once_and_not_for_each_request() {
+    let mut service = Tidegate::start("drain: 0s\n");
+    let mut request = check(&[]);
+    let cost = TextEntry { key: "tidegate.cost".into(), value: "many".into() };
+    request.attributes.as_mut().unwrap().context_extensions.push(cost);
+    let begun = Instant::now();
+    block_on(async {
+        let mut client = AuthorizationClient::new(connect(&service).await);
+        for place in 0..5 {
+            let answer = client.check(request.clone()).await.unwrap().into_inner();
+            assert_eq!(code(&answer), 0, "request {place} is charged as if nothing was said");
+        }
+    });
+    let most = once_a_second(begun.elapsed());
+    service.signal("TERM");
+    assert_eq!(service.wait(), Some(0));
+    service.wait_for_log("\"stopped\"");
+    let said = lines(&service.log(), "cannot follow Envoy's context_extensions");
+    assert!((1..=most).contains(&said.len()), "{said:?}");
+    assert_eq!(said[0]["fields"]["oddity"], "BadCost");
+}
+
+#[test]
+fn a_storm_of_store_failures_is_a_few_lines_that_count_it() {
+    const STORM: u64 = 200;
+    let server = Server::start(&[]);
+    let url = server.url();
+    server.kill();
+    let service = Tidegate::start(&format!("redis: {{urls: ['{url}'], timeout: 1s}}\n"));
+    let said = || lines(&service.log(), "the store failed");
+    // Each line stands for itself and for those that were left unsaid before it.
+    let counted = || said().iter().map(|line| 1 + line["fields"]["more"].as_u64().unwrap()).sum::<u64>();
+    let begun = Instant::now();
+    let sent = block_on(async {
+        let mut client = AuthorizationClient::new(connect(&service).await);
+        let mut sent = 0;
+        while sent < STORM || counted() < STORM {
+            assert_eq!(code(client.check(check(&[])).await.unwrap().get_ref()), 0, "on_store_error is allow");
+            sent += 1;
+            assert!(begun.elapsed() < Duration::from_secs(60), "of {sent} failures {} are counted", counted());
+        }
+        sent
+    });
+    let (most, said) = (once_a_second(begun.elapsed()), said());
+    assert!(said.len() <= most, "{} lines in {:?}", said.len(), begun.elapsed());
+    assert!(counted() <= sent, "{} of {sent}", counted());
+}
+
+#[test]
+fn a_password_in_the_url_that_redis_refuses_is_in_no_log() {
+    const PASSWORD: &str = "s3cret-of-the-url";
+    let server = Server::start(&["--requirepass", "another"]);
+    for user in ["", "default"] {
+        let url = format!("redis://{user}:{PASSWORD}@127.0.0.1:{}", server.port());
+        let config = format!("redis: {{urls: ['{url}'], timeout: 10s}}\n");
+        let service = Tidegate::start_with(&config, &[("TIDEGATE_LOG", "trace")]);
+        block_on(async {
+            let mut client = AuthorizationClient::new(connect(&service).await);
+            let answer = client.check(check(&[])).await.unwrap().into_inner();
+            assert!(!format!("{answer:?}").contains(PASSWORD));
+        });
+        for line in ["not ready: the store does not answer", "the store failed", "redis refused the credentials"] {
+            service.wait_for_log(line);
+        }
+        let log = service.log();
+        assert!(log.contains("\"TRACE\""), "the log is as fine as asked");
+        assert!(!log.contains(PASSWORD) && !log.contains("s3cret"), "{log}");
+    }
 }
 
 #[test]
@@ -144,8 +294,7 @@ fn a_unix_socket_that_nobody_listens_on_is_replaced_and_one_in_use_is_not() {
 }
 
 fn tidegate(arguments: &[&str], environment: &[(&str, &str)], stdin: &str) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-        .args(arguments)
+    let mut child = program(arguments)
         .envs(environment.iter().copied())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -9,7 +9,7 @@ use crate::policy::client_ip::{AddressSource, MAX_FORWARDED, Prefixes};
 use crate::policy::identity::{KeySource, MetadataPath, Sources, UserSource};
 use crate::policy::tier::TierSource;
 
-const WRITTEN_BY_CLIENT: &str = "is a plain header, which the client writes unless Envoy overwrites it";
+pub(super) const WRITTEN_BY_CLIENT: &str = "is a plain header, which the client writes unless Envoy overwrites it";
 
 pub(super) fn sources(
     raw: Option<&raw::Identity>,

@@ -2,10 +2,11 @@
 
 use super::callers::{refuse_again, tier_at};
 use super::failure_policy;
+use super::identity::WRITTEN_BY_CLIENT;
 use super::text::{each, header_name, is_token, label};
 use super::tiers::{Smallest, per};
 use crate::bucket::Dimension;
-use crate::config::fault::{Report, field, first_few, quoted};
+use crate::config::fault::{Report, field, first_few, listed, quoted};
 use crate::config::raw::{self, List};
 use crate::policy::route::{Conditions, HeaderCondition, PathCondition, Rule, ValueCondition};
 use crate::policy::tier::Tiers;
@@ -37,6 +38,7 @@ pub(super) fn rules(
             let only = "only Envoy's context extension tidegate.rule leads here";
             report.warn(path, format!("comes after {}, which matches everything: {only}", quoted(first)));
         }
+        warn_of_chosen_by_client(path, raw, report);
         let rule = rule(path, raw, name.unwrap_or_default(), tiers, report);
         report_unpayable(path, &rule, tiers, smallest, report);
         if catch_all.is_none() && is_catch_all(&rule) {
@@ -92,6 +94,22 @@ fn report_idle(path: &str, raw: &raw::Rule, report: &mut Report) {
     for (name, _) in stated.into_iter().filter(|(_, stated)| *stated) {
         report.fault(field(path, name), "is of no effect with exempt: true; keep one of them");
     }
+}
+
+/// A header that opens more than the caller has is the caller's to write.
+fn warn_of_chosen_by_client(path: &str, raw: &raw::Rule, report: &mut Report) {
+    let gains =
+        [("exempt", raw.exempt == Some(true)), ("tier", raw.tier.is_some()), ("shadow", raw.shadow == Some(true))];
+    let gains = listed(gains.into_iter().filter(|(_, stated)| *stated).map(|(name, _)| name));
+    let headers = raw.when.as_ref().and_then(|when| when.headers.as_ref());
+    if gains.is_empty() {
+        return;
+    }
+    each(&field(&field(path, "match"), "headers"), headers, report, |path, header, report| {
+        let name = header.name.as_deref().unwrap_or_default();
+        let text = format!("{} {WRITTEN_BY_CLIENT}: whoever sends it chooses this rule's {gains}", quoted(name));
+        report.warn(field(path, "name"), text);
+    });
 }
 
 fn cost(path: &str, cost: Option<f64>, report: &mut Report) -> Option<f64> {

@@ -36,6 +36,7 @@ pub(super) fn tiers(raw: &Raw, base: &Raw, report: &mut Report) -> Tiers {
     if !raw.allow_generous_default.unwrap_or_default() && !broken {
         report_generous(&default, &tiers, report);
     }
+    warn_of_shared_addresses(&default, &tiers, report);
     Tiers::new(default, tiers)
 }
 
@@ -67,8 +68,12 @@ fn tier(name: &str, raw: &raw::Limits, others: &[Tier], report: &mut Report) -> 
     Some(Tier { name: lower, limits })
 }
 
+/// Addresses need no limit where users and keys have theirs: many callers may sit behind one.
 fn warn_of_unlimited(path: &str, limits: &Limits, report: &mut Report) {
-    for dimension in Dimension::ALL.into_iter().filter(|dimension| limits.of(*dimension).is_none()) {
+    let identified = limits.user.is_some() && limits.key.is_some();
+    let missed =
+        |dimension: &Dimension| limits.of(*dimension).is_none() && !(*dimension == Dimension::Ip && identified);
+    for dimension in Dimension::ALL.into_iter().filter(missed) {
         let whose = match dimension {
             Dimension::User => "users",
             Dimension::Key => "API keys",
@@ -107,6 +112,24 @@ fn report_generous(default: &Tier, others: &[Tier], report: &mut Report) {
                 ),
             );
         }
+    }
+}
+
+/// A bucket's name holds the address and not the tier. So whoever asks says how large that bucket is and how it refills.
+fn warn_of_shared_addresses(default: &Tier, others: &[Tier], report: &mut Report) {
+    let mut limited = std::iter::once(default).chain(others).filter(|tier| tier.limits.ip.is_some());
+    let Some(first) = limited.next() else {
+        return;
+    };
+    for tier in limited.filter(|tier| tier.limits.ip != first.limits.ip) {
+        let [mine, theirs] = [tier, first].map(|tier| amount(&tier.limits, Dimension::Ip));
+        let shared = "callers of both behind one address share one bucket, refilled at the rate of whoever asks";
+        let right = "give the same numbers or leave per_ip out of the tiers that are identified otherwise";
+        let name = &first.name;
+        report.warn(
+            field(&field("tiers", &tier.name), per(Dimension::Ip)),
+            format!("{mine} differs from {theirs} of tiers.{name}: {shared}; {right}"),
+        );
     }
 }
 

@@ -124,6 +124,17 @@ impl Server {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         Self::start_on(*port, &arguments)
     }
+
+    /// As [`Server::again`], until what took the port meanwhile has left it.
+    pub fn back(place: &(u16, Vec<String>)) -> Self {
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            if let Some(server) = Self::again(place) {
+                return server;
+            }
+        }
+        panic!("port {} was not to be had again within {PATIENCE:?}", place.0);
+    }
 }
 
 impl Drop for Server {

@@ -16,6 +16,16 @@ const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0
 /// Long enough for a busy machine; only a broken one waits that long.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// The program, with nothing of the developer's own environment.
+pub fn program(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"TIDEGATE_")) {
+        command.env_remove(name);
+    }
+    command.args(arguments);
+    command
+}
+
 /// `tidegate serve` on a free port; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Tidegate {
@@ -40,8 +50,7 @@ impl Tidegate {
     pub fn start_on(listen: &str, config: &str, environment: &[(&str, &str)]) -> Self {
         let mut file = NamedTempFile::new().unwrap();
         file.write_all(config.as_bytes()).unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-            .args(["serve", "--listen", listen, "--config"])
+        let mut child = program(&["serve", "--listen", listen, "--config"])
             .arg(file.path())
             .env("TIDEGATE_LOG_FORMAT", "json")
             .envs(environment.iter().copied())
