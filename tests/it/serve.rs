@@ -2,8 +2,8 @@
 
 use crate::support::redis::Server;
 use crate::support::service::{Tidegate, check, program};
-use std::io::Write;
-use std::process::{Output, Stdio};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use tidegate::ext_authz::SERVICE;
 use tidegate::ext_authz::proto::authorization_client::AuthorizationClient;
@@ -228,7 +228,7 @@ fn a_password_in_the_url_that_redis_refuses_is_in_no_log() {
             let answer = client.check(check(&[])).await.unwrap().into_inner();
             assert!(!format!("{answer:?}").contains(PASSWORD));
         });
-        for line in ["not ready: the store does not answer", "the store failed", "redis refused the credentials"] {
+        for line in ["not ready: the store fails", "the store failed", "redis refused the credentials"] {
             service.wait_for_log(line);
         }
         let log = service.log();
@@ -338,4 +338,69 @@ fn bucket_show_and_reset_name_buckets_as_the_service_does() {
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(told.contains("redis refused the credentials") && !told.contains("wr0ng-secret"), "{told}");
+}
+
+#[test]
+fn a_lost_reader_of_the_log_is_no_reason_to_end() {
+    let mut child = program(&["serve", "--listen", "127.0.0.1:0"])
+        .env("TIDEGATE_LOG_FORMAT", "json")
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let serving = lines.by_ref().map(Result::unwrap).find(|line| line.contains("\"serving\"")).unwrap();
+    drop(lines);
+    let serving: serde_json::Value = serde_json::from_str(&serving).unwrap();
+    let address = serving["fields"]["listen"].as_str().unwrap().to_owned();
+    let signal = |name: &str| {
+        let status = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status().unwrap();
+        assert!(status.success());
+    };
+    // It says something of this, to nobody.
+    signal("HUP");
+    block_on(async {
+        let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+        let answer = AuthorizationClient::new(channel.clone()).check(check(&[])).await.unwrap().into_inner();
+        assert_eq!(answer.status.unwrap().code, 0);
+        signal("TERM");
+        until(&channel, SERVICE, ServingStatus::NotServing).await;
+        signal("TERM");
+    });
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn an_ending_process_leaves_the_socket_of_its_successor() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tidegate.sock");
+    let listen = format!("unix:{}", path.display());
+    let mut first = Tidegate::start_on(&listen, "drain: 0s\n", &[]);
+    std::fs::remove_file(&path).unwrap();
+    let _second = Tidegate::start_on(&listen, "drain: 0s\n", &[]);
+    first.signal("TERM");
+    assert_eq!(first.wait(), Some(0));
+    assert!(path.exists() && std::os::unix::net::UnixStream::connect(&path).is_ok());
+}
+
+#[test]
+fn sighup_is_said_to_do_nothing_and_does_nothing() {
+    let mut service = Tidegate::start("drain: 0s\n");
+    service.signal("HUP");
+    service.wait_for_log("does not reload");
+    service.signal("TERM");
+    assert_eq!(service.wait(), Some(0));
+}
+
+#[test]
+fn a_redis_that_answers_pings_and_refuses_takes_is_not_ready() {
+    let server = Server::start(&[]);
+    let () = server.run(&["REPLICAOF", "127.0.0.1", "1"]);
+    let service = Tidegate::start(&format!("redis: {{urls: ['{}'], timeout: 10s}}\n", server.url()));
+    block_on(async {
+        let channel = connect(&service).await;
+        service.wait_for_log("not ready");
+        assert_eq!(health(&channel, SERVICE).await, ServingStatus::NotServing);
+        let () = server.run(&["REPLICAOF", "NO", "ONE"]);
+        until(&channel, SERVICE, ServingStatus::Serving).await;
+    });
 }
