@@ -37,7 +37,7 @@ impl Authorization for Service {
         let policy = self.limiter.policy();
         let (grpc, answer) = {
             let request = request::read(&check);
-            (request.is_grpc(), self.limiter.check(&policy, &request))
+            (request.is_grpc(), self.limiter.check(&request))
         };
         drop(check);
         let (plan, decision) = answer.await;

@@ -6,6 +6,7 @@ pub mod bucket;
 pub mod policy;
 
 pub mod clock;
+pub mod complaint;
 pub mod store;
 
 pub mod limiter;

@@ -21,7 +21,7 @@ use request::Request;
 use route::{Oddity, Route, Rule};
 use tier::Tiers;
 
-/// Everything a decision needs besides the buckets. Built by `config`, swapped whole on reload.
+/// Everything a decision needs besides the buckets. Built by `config`.
 #[derive(Debug)]
 pub struct Policy {
     /// Starts every bucket's name; `rl:` by default.

@@ -10,6 +10,7 @@ mod shard;
 use super::{Pending, Store};
 use crate::bucket::{self, Charge, Key, State, Taken, Timestamp};
 use crate::clock::Clock;
+use crate::complaint::Complaint;
 use shard::Shard;
 use smallvec::SmallVec;
 use std::hash::{BuildHasher, RandomState};
@@ -32,6 +33,7 @@ pub struct MemoryStore {
     shards: Box<[Mutex<Shard>]>,
     /// Keyed by chance at start-up, since clients choose the ids: nobody can aim at one shard.
     hashing: RandomState,
+    evictions: Complaint,
 }
 
 impl MemoryStore {
@@ -41,7 +43,7 @@ impl MemoryStore {
         let share = (capacity / count).max(1);
         let hashing = RandomState::new();
         let shards = (0..count).map(|_| Mutex::new(Shard::new(share, hashing.clone()))).collect();
-        Self { clock, shards, hashing }
+        Self { clock, shards, hashing, evictions: Complaint::default() }
     }
 
     /// Buckets held now, expired ones that were not yet swept included.
@@ -78,8 +80,12 @@ impl MemoryStore {
         let now = self.clock.now();
         let mut states = locked.states(charges);
         let taken = bucket::take(charges, &mut states, now);
-        if taken.admitted {
-            locked.store(charges, &states, now);
+        let displaced = taken.admitted && locked.store(charges, &states, now);
+        drop(locked);
+        if displaced {
+            self.evictions.say(|more| {
+                tracing::warn!(more, "memory.capacity is too small: a bucket in use was displaced and starts full");
+            });
         }
         taken
     }
@@ -110,12 +116,15 @@ impl Locked<'_> {
         (0..charges.len()).map(|i| self.shard(i).state(charges[i].key.as_str())).collect()
     }
 
-    fn store(&mut self, charges: &[Charge], states: &[Option<State>], now: Timestamp) {
+    /// Says whether a bucket in use was displaced.
+    fn store(&mut self, charges: &[Charge], states: &[Option<State>], now: Timestamp) -> bool {
+        let mut displaced = false;
         for (i, (charge, state)) in charges.iter().zip(states).enumerate() {
             if let Some(state) = state {
-                self.shard(i).put(charge.key.as_str(), *state, charge.quota, now);
+                displaced |= self.shard(i).put(charge.key.as_str(), *state, charge.quota, now);
             }
         }
+        displaced
     }
 }
 

@@ -5,12 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module and those it may use; see ARCHITECTURE.md for the reasons.
-const MAY_USE: [(&str, &[&str]); 11] = [
+const MAY_USE: [(&str, &[&str]); 12] = [
     ("bucket", &[]),
     ("policy", &["bucket"]),
     ("clock", &["bucket"]),
-    ("store", &["bucket", "clock"]),
-    ("limiter", &["bucket", "policy", "store"]),
+    ("complaint", &[]),
+    ("store", &["bucket", "clock", "complaint"]),
+    ("limiter", &["bucket", "complaint", "policy", "store"]),
     ("ext_authz", &["bucket", "policy", "limiter"]),
     ("server", &["ext_authz"]),
     ("config", &["bucket", "policy", "store", "server"]),

@@ -69,13 +69,15 @@ impl Shard {
         (!entry.is_expired(now)).then_some(entry.state)
     }
 
-    pub(super) fn put(&mut self, key: &str, state: State, quota: Quota, now: Timestamp) {
+    /// Stores a bucket, and says whether another that had not expired was displaced for it.
+    pub(super) fn put(&mut self, key: &str, state: State, quota: Quota, now: Timestamp) -> bool {
         if let Some(&at) = self.index.get(key) {
             let entry = &mut self.entries[at];
             entry.state = state;
             entry.quota = quota;
-            return;
+            return false;
         }
+        let evicted = self.evicted;
         self.sweep(now);
         if self.entries.len() >= self.capacity {
             self.displace(now);
@@ -83,6 +85,7 @@ impl Shard {
         let key: Arc<str> = key.into();
         self.index.insert(key.clone(), self.entries.len());
         self.entries.push(Entry { key, state, quota });
+        self.evicted > evicted
     }
 
     /// Forgets a bucket and says whether there was one that had not expired.
