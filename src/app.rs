@@ -36,14 +36,14 @@ pub enum AppError {
     Log(#[from] ParseError),
 }
 
-/// Serves until SIGTERM or SIGINT, then drains.
+/// Serves until SIGTERM or SIGINT, then drains. `origin` says where the configuration came from.
 ///
 /// # Errors
 /// When it cannot start, or the server breaks down.
-pub fn serve(config: Config) -> Result<(), AppError> {
+pub fn serve(config: Config, origin: &str) -> Result<(), AppError> {
     // One thread: measured faster than several for a check path that waits on one connection, and without their tail.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(AppError::Runtime)?;
-    let served = runtime.block_on(run(config));
+    let served = runtime.block_on(run(config, origin));
     // What is still in flight after `shutdown` is dropped with the runtime.
     runtime.shutdown_background();
     served
@@ -63,9 +63,10 @@ pub fn store(settings: &Settings) -> Arc<dyn Store> {
     Arc::new(RedisStore::new(RedisSettings { url, timeout, pool_size, clock }))
 }
 
-async fn run(config: Config) -> Result<(), AppError> {
+async fn run(config: Config, origin: &str) -> Result<(), AppError> {
     let Config { policy, settings, warnings } = config;
     let _log = log_to_stderr(&settings)?;
+    tracing::info!(config = origin, "starting");
     for warning in warnings {
         tracing::warn!("config: {warning}");
     }

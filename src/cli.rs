@@ -194,8 +194,11 @@ fn command(command: Command) -> Result<(), Failure> {
 }
 
 fn run_service(serve: Serve) -> Result<(), Failure> {
-    let config = config::load(&serve.source.flags(serve.listen), &Environment::of_process())?;
-    app::serve(config).map_err(|error| Failure::Other(error.to_string()))
+    let (flags, environment) = (serve.source.flags(serve.listen), Environment::of_process());
+    let config = config::load(&flags, &environment)?;
+    let origin = config::config_path(&flags, &environment);
+    let origin = origin.map_or("the built-in one".into(), |path| path.display().to_string());
+    app::serve(config, &origin).map_err(|error| Failure::Other(error.to_string()))
 }
 
 /// Writes to standard output. A reader that went away, as `head` does, is no failure.

@@ -13,6 +13,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
+/// How long a person at a terminal waits for Redis at least.
+const PATIENCE: Duration = Duration::from_secs(3);
+
 const EXAMPLES: &str = "\
 Examples:
   tidegate bucket show --user alice --redis-url redis://127.0.0.1:6379/0
@@ -95,7 +98,11 @@ struct Opened {
 }
 
 fn open(which: Which) -> Result<Opened, Failure> {
-    let config = config::load(&which.source.flags(None), &Environment::of_process())?;
+    let mut config = config::load(&which.source.flags(None), &Environment::of_process())?;
+    if let Some(redis) = &mut config.settings.redis {
+        // Nobody's request waits for this.
+        redis.timeout = redis.timeout.max(PATIENCE);
+    }
     if config.settings.redis.is_none() {
         let why = "no Redis is configured, and buckets in memory live inside the serving process";
         return Err(Failure::Other(format!("{why}: give --redis-url, TIDEGATE_REDIS_URL or --config")));

@@ -8,7 +8,7 @@ use tonic_health::server::{HealthReporter, HealthService};
 
 /// The names that mean: the process runs.
 const LIVENESS: [&str; 2] = ["", "liveness"];
-/// The names that mean: it can decide. The first is the one Envoy and the chart ask for.
+/// The names that mean: it can decide. The first is the one that envoy/envoy.yaml asks for.
 const READINESS: [&str; 2] = [SERVICE, "readiness"];
 
 /// The health of this process, as told over gRPC.
