@@ -1,6 +1,6 @@
 //! Whom the gateway takes a caller for, and what a caller can say to that.
 
-use crate::support::token::{expired, forged, token};
+use crate::support::token::{expired, forged, nested, token, without_subject};
 use crate::support::{Gateway, shared, unique_user};
 use http::Method;
 use serde_json::json;
@@ -37,6 +37,23 @@ fn a_forged_or_expired_token_is_no_token() {
         let victim = gateway.stranger().bearer(&token(&victim, "standard"));
         assert_eq!(victim.get("/v1/hello").limit_and_remaining(), (10, 9), "the victim paid nothing");
     }
+}
+
+/// A check that tidegate cannot decode is an error to Envoy, which lets it pass with `failure_mode_allow`.
+#[test]
+fn claims_nested_deep_lift_no_limit() {
+    for depth in [10, 31, 60, 90] {
+        let caller = shared().stranger().bearer(&nested(&unique_user(), "standard", depth));
+        assert_eq!(caller.get("/v1/hello").limit_and_remaining(), (10, 9), "{depth}");
+    }
+}
+
+#[test]
+fn a_token_without_a_subject_is_limited_by_address() {
+    let caller = shared().stranger().bearer(&without_subject("standard"));
+    assert_eq!(caller.statuses("/v1/hello", 3), [200; 3]);
+    let denied = caller.get("/v1/hello");
+    assert_eq!((denied.status, &denied.json()["limits"]), (429, &json!(["ip"])));
 }
 
 #[test]

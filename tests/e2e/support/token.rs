@@ -15,6 +15,18 @@ pub fn token(user: &str, tier: &str) -> String {
     signed(&claims(user, tier, IN_2100), &demo_key())
 }
 
+/// A good token that carries one more claim, nested so deep.
+pub fn nested(user: &str, tier: &str, depth: usize) -> String {
+    let mut claims = claims(user, tier, IN_2100);
+    claims["x"] = (0..depth).fold(json!("bottom"), |inner, _| json!({"a": inner}));
+    signed(&claims, &demo_key())
+}
+
+/// A good token of a tier that names nobody.
+pub fn without_subject(tier: &str) -> String {
+    signed(&json!({"iss": "tidegate-demo", "tier": tier, "exp": IN_2100}), &demo_key())
+}
+
 /// Right in everything but its signature.
 pub fn forged(user: &str, tier: &str) -> String {
     signed(&claims(user, tier, IN_2100), &SigningKey::from_bytes(&[7; 32]))
