@@ -147,7 +147,7 @@ async fn follow_store(store: Arc<dyn Store>, key_prefix: String, health: Health,
         health.set_ready(true).await;
         return;
     }
-    let probe = probe(&key_prefix);
+    let probe = [probe(&key_prefix)];
     let (mut ready, mut failures) = (None, 0);
     loop {
         let answer = store.take(&probe).await;
@@ -169,10 +169,9 @@ async fn follow_store(store: Arc<dyn Store>, key_prefix: String, health: Health,
 }
 
 /// A take of nothing from a bucket of nobody's: no user id is stored with a `~` and this after it.
-fn probe(key_prefix: &str) -> Vec<Charge> {
-    let quota = Quota::parse(1.0, 1.0).ok();
-    let charge = |quota| Charge { key: Key::new(key_prefix, Dimension::User, "~readiness"), quota, cost: 0.0 };
-    quota.map(charge).into_iter().collect()
+fn probe(key_prefix: &str) -> Charge {
+    let quota = Quota::parse(1.0, 1.0).expect("1 is finite and above 0");
+    Charge { key: Key::new(key_prefix, Dimension::User, "~readiness"), quota, cost: 0.0 }
 }
 
 /// The signals that ask a process to end.
@@ -184,11 +183,10 @@ struct Signals {
 
 impl Signals {
     fn new() -> io::Result<Self> {
-        let of = |kind| signal(kind);
         Ok(Self {
-            terminate: of(SignalKind::terminate())?,
-            interrupt: of(SignalKind::interrupt())?,
-            hangup: of(SignalKind::hangup())?,
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
         })
     }
 

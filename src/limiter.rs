@@ -54,9 +54,7 @@ impl Limiter {
             Step::Take => self.store.take(&plan.charges).await.map(Some),
         }
     }
-}
 
-impl Limiter {
     fn complain_of(&self, oddity: Oddity, plan: &Plan<'_>) {
         self.oddities.say(|more| {
             tracing::warn!(?oddity, rule = plan.rule, more, "cannot follow Envoy's context_extensions");

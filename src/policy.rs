@@ -129,9 +129,9 @@ impl Policy {
     }
 
     /// Who has no identity in any dimension that is limited is limited by address, as someone of the default tier.
-    /// Else a token without a subject would be a way around all limits.
+    /// Else a token without a subject would be a way around all limits. Of who is exempt not even the address is read.
     fn last_resort(&self, caller: &Caller, route: &Route<'_>) -> Charges {
-        let quota = self.tiers.default_tier().limits.ip.filter(|_| !route.exempt());
+        let quota = self.tiers.default_tier().limits.ip;
         let charge = quota.zip(caller.id(Dimension::Ip)).map(|(quota, id)| {
             let key = Key::new(&self.key_prefix, Dimension::Ip, &id);
             Charge { key, quota, cost: route.cost }

@@ -55,11 +55,6 @@ pub enum StoreError {
     Protocol(String),
 }
 
-/// Whether no bucket is charged twice: two charges on one key would both spend what was read once.
-fn distinct(charges: &[Charge]) -> bool {
-    charges.iter().enumerate().all(|(i, charge)| charges[..i].iter().all(|other| other.key != charge.key))
-}
-
 impl StoreError {
     /// A short constant name, fit for a metric's label.
     pub fn kind(&self) -> &'static str {
@@ -75,4 +70,9 @@ impl StoreError {
             Self::Protocol(_) => "protocol",
         }
     }
+}
+
+/// Whether no bucket is charged twice: two charges on one key would both spend what was read once.
+fn distinct(charges: &[Charge]) -> bool {
+    charges.iter().enumerate().all(|(i, charge)| charges[..i].iter().all(|other| other.key != charge.key))
 }
