@@ -1,6 +1,5 @@
 //! The composition root: puts the parts together, runs them, and takes them down in order.
 
-use crate::bucket::{Charge, Dimension, Key, Quota};
 use crate::clock::SystemClock;
 use crate::config::{ClockSource, Config, LogFormat, Settings};
 use crate::ext_authz::Service;
@@ -49,18 +48,26 @@ pub fn serve(config: Config, origin: &str) -> Result<(), AppError> {
     served
 }
 
-/// The store that the settings name. Does not connect.
-pub fn store(settings: &Settings) -> Arc<dyn Store> {
+/// The store that the settings name. `key_prefix` is the policy's.
+///
+/// # Panics
+/// Outside a tokio runtime.
+pub fn store(settings: &Settings, key_prefix: &str) -> Arc<dyn Store> {
     let clock = Arc::new(SystemClock);
-    let Some(server) = &settings.redis else {
+    let Some(servers) = &settings.redis else {
         return Arc::new(MemoryStore::new(clock, settings.memory_capacity));
     };
     let clock = match settings.clock {
         ClockSource::Redis => redis::ClockSource::Redis,
         ClockSource::Local => redis::ClockSource::Local(clock),
     };
-    let (url, timeout, pool_size) = (server.url.clone(), server.timeout, server.pool_size);
-    Arc::new(RedisStore::new(RedisSettings { url, timeout, pool_size, clock }))
+    Arc::new(RedisStore::new(RedisSettings {
+        topology: servers.topology.clone(),
+        limits: servers.limits,
+        clock,
+        client_name: servers.client_name.clone(),
+        key_prefix: key_prefix.to_owned(),
+    }))
 }
 
 async fn run(config: Config, origin: &str) -> Result<(), AppError> {
@@ -70,15 +77,14 @@ async fn run(config: Config, origin: &str) -> Result<(), AppError> {
     for warning in warnings {
         tracing::warn!("config: {warning}");
     }
-    let store = store(&settings);
+    let store = store(&settings, &policy.key_prefix);
     let limiter = Arc::new(Limiter::new(policy, store.clone()));
     let health = Health::new().await;
     let mut signals = Signals::new().map_err(AppError::Signals)?;
     let endpoint = Endpoint::bind(&settings.listen).await?;
     announce(&endpoint, &settings, &limiter);
 
-    let key_prefix = limiter.policy().key_prefix.clone();
-    let readiness = tokio::spawn(follow_store(store, key_prefix, health.clone(), settings.readiness_requires_store));
+    let readiness = tokio::spawn(follow_store(store, health.clone(), settings.readiness_requires_store));
     let (stop, stopped) = oneshot::channel::<()>();
     let serving = endpoint.serve(Service::new(limiter), &health, async move {
         // The sender gone means the same.
@@ -135,22 +141,21 @@ fn announce(endpoint: &Endpoint, settings: &Settings, limiter: &Limiter) {
         let name = tier.name.as_str();
         tracing::info!(tier = name, default = tier == policy.tiers.default_tier(), limits = %tier.limits, "tier");
     }
-    let store = settings.redis.as_ref().map_or("memory".to_owned(), |redis| redis.url.to_string());
+    let store = settings.redis.as_ref().map_or("memory".to_owned(), |redis| redis.topology.to_string());
     let version = env!("CARGO_PKG_VERSION");
     tracing::info!(version, %listen, %store, mode = ?policy.mode, on_store_error = ?policy.on_store_error, "serving");
 }
 
 /// Keeps readiness true to the store: ready after the first take that succeeds, and no longer after two in a row that
-/// fail. A take is what a check needs, and more than a ping: a full or read-only Redis answers pings.
-async fn follow_store(store: Arc<dyn Store>, key_prefix: String, health: Health, required: bool) {
+/// fail.
+async fn follow_store(store: Arc<dyn Store>, health: Health, required: bool) {
     if !required {
         health.set_ready(true).await;
         return;
     }
-    let probe = [probe(&key_prefix)];
     let (mut ready, mut failures) = (None, 0);
     loop {
-        let answer = store.take(&probe).await;
+        let answer = store.probe().await;
         failures = if answer.is_ok() { 0 } else { failures + 1 };
         let now = match ready {
             Some(true) => failures < 2,
@@ -166,12 +171,6 @@ async fn follow_store(store: Arc<dyn Store>, key_prefix: String, health: Health,
         }
         tokio::time::sleep(STORE_PROBE_INTERVAL).await;
     }
-}
-
-/// A take of nothing from a bucket of nobody's: no user id is stored with a `~` and this after it.
-fn probe(key_prefix: &str) -> Charge {
-    let quota = Quota::parse(1.0, 1.0).expect("1 is finite and above 0");
-    Charge { key: Key::new(key_prefix, Dimension::User, "~readiness"), quota, cost: 0.0 }
 }
 
 /// The signals that ask a process to end.

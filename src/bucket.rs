@@ -292,6 +292,18 @@ pub fn peek(charges: &[Charge], states: &[Option<State>], now: Timestamp) -> Tak
     Taken { admitted: charges.iter().zip(&levels).all(covered), levels }
 }
 
+/// Gives back what was taken for a request that another bucket denied, as `lua/refund.lua` repeats it: never above a full
+/// bucket, and nothing where nothing is stored, since that is full.
+///
+/// Nothing is ever admitted by it that would not have been admitted had the take never happened: between the two the
+/// bucket holds less than it would have, and after it not more.
+pub fn refund(charge: &Charge, stored: Option<State>, now: Timestamp) -> Option<State> {
+    let found = stored.filter(|state| state.tokens.is_finite())?;
+    let mut state = State::refilled(Some(found), &charge.quota, now);
+    state.tokens = charge.quota.max_tokens.min(state.tokens + charge.cost);
+    Some(state)
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -359,6 +371,18 @@ mod tests {
             })
             .count();
         assert!((99..=100).contains(&admitted), "{admitted} admitted in 10 s at 10 per second");
+    }
+
+    #[test]
+    fn a_refund_gives_back_no_more_than_a_full_bucket_holds_and_makes_none() {
+        let ten = charge(Quota::parse(10.0, 1.0).unwrap(), 4.0);
+        let at_level = |tokens| Some(State { tokens, last_refill: at(100.0) });
+        assert_eq!(refund(&ten, at_level(2.0), at(100.0)), at_level(6.0));
+        assert_eq!(refund(&ten, at_level(8.0), at(100.0)), at_level(10.0));
+        assert_eq!(refund(&ten, at_level(2.0), at(101.0)), Some(State { tokens: 7.0, last_refill: at(101.0) }));
+        assert_eq!(refund(&ten, at_level(2.0), at(50.0)), at_level(6.0), "a clock that steps back");
+        assert_eq!(refund(&ten, None, at(100.0)), None);
+        assert_eq!(refund(&ten, at_level(f64::NAN), at(100.0)), None);
     }
 
     #[test]

@@ -23,8 +23,9 @@ const ENVIRONMENT: &str = "\
 Environment (a flag comes before it, the config file after it):
   TIDEGATE_CONFIG               the config file
   TIDEGATE_LISTEN               where Envoy connects: address:port or unix:/path
-  TIDEGATE_REDIS_URL            redis://host:port/database
+  TIDEGATE_REDIS_URL            redis://host:port/database, or rediss:// for TLS; several with commas between them
   TIDEGATE_REDIS_PASSWORD       its password; or TIDEGATE_REDIS_PASSWORD_FILE, a file that holds it
+  TIDEGATE_REDIS_SENTINEL_PASSWORD  that of the sentinels; or TIDEGATE_REDIS_SENTINEL_PASSWORD_FILE
   TIDEGATE_KEY_PEPPER           mixed into the digests of API keys; or TIDEGATE_KEY_PEPPER_FILE
   TIDEGATE_LOG                  error, warn, info, debug, trace, off, or a list: info,tidegate::store=debug
   TIDEGATE_LOG_FORMAT           text or json

@@ -1,4 +1,4 @@
-//! The port to where buckets are kept: take, peek, reset, ping.
+//! The port to where buckets are kept: take, peek, reset, probe.
 //!
 //! A store takes charges and gives token levels. It knows no identities, tiers or answers.
 
@@ -28,8 +28,9 @@ pub trait Store: Debug + Send + Sync {
     /// Forgets a bucket, which makes it full. Says whether there was one.
     fn reset<'a>(&'a self, key: &'a Key) -> Pending<'a, bool>;
 
-    /// One round trip, to learn whether the store answers.
-    fn ping(&self) -> Pending<'_, ()>;
+    /// A take of nothing, to learn whether the store can do what a check needs. Of several servers that share the buckets
+    /// one that can is enough.
+    fn probe(&self) -> Pending<'_, ()>;
 }
 
 /// Why a store did not answer. The text never holds a password; it may hold a bucket's key.
@@ -49,6 +50,12 @@ pub enum StoreError {
     ReadOnly(String),
     #[error("redis is out of memory: {0}")]
     OutOfMemory(String),
+    #[error("the cluster does not serve this slot: {0}")]
+    ClusterDown(String),
+    #[error("{0} failed several times in a row and is not asked until it answers a probe")]
+    BreakerOpen(String),
+    #[error("too many calls to {0} are on their way")]
+    Overloaded(String),
     #[error("redis answered with an error: {0}")]
     Refused(String),
     #[error("redis answered what no tidegate script answers: {0}")]
@@ -66,6 +73,9 @@ impl StoreError {
             Self::Loading(_) => "loading",
             Self::ReadOnly(_) => "read_only",
             Self::OutOfMemory(_) => "out_of_memory",
+            Self::ClusterDown(_) => "cluster_down",
+            Self::BreakerOpen(_) => "breaker_open",
+            Self::Overloaded(_) => "overloaded",
             Self::Refused(_) => "refused",
             Self::Protocol(_) => "protocol",
         }

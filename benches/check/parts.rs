@@ -27,7 +27,7 @@ pub(crate) struct Script {
 /// `take.lua` over three buckets, called through the store's own connection and nothing else.
 pub(crate) fn script(server: &Server, length: Duration, callers: usize) -> Script {
     let mut settings = RedisSettings::new(server.url().parse().unwrap());
-    settings.timeout = Duration::from_secs(5);
+    settings.limits.timeout = Duration::from_secs(5);
     let store = Arc::new(RedisStore::new(settings));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {

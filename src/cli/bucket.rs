@@ -101,7 +101,7 @@ fn open(which: Which) -> Result<Opened, Failure> {
     let mut config = config::load(&which.source.flags(None), &Environment::of_process())?;
     if let Some(redis) = &mut config.settings.redis {
         // Nobody's request waits for this.
-        redis.timeout = redis.timeout.max(PATIENCE);
+        redis.limits.timeout = redis.limits.timeout.max(PATIENCE);
     }
     if config.settings.redis.is_none() {
         let why = "no Redis is configured, and buckets in memory live inside the serving process";
@@ -109,7 +109,7 @@ fn open(which: Which) -> Result<Opened, Failure> {
     }
     let key = named(&which.caller, which.tier.as_deref(), &config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let store = runtime.block_on(async { app::store(&config.settings) });
+    let store = runtime.block_on(async { app::store(&config.settings, &config.policy.key_prefix) });
     Ok(Opened { key, runtime, store })
 }
 

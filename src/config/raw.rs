@@ -61,23 +61,59 @@ pub(super) struct Raw {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Redis {
-    /// One `redis://host:port/database` or `unix:///path`. A password is better given in TIDEGATE_REDIS_PASSWORD.
+    /// Default: standalone.
+    pub(super) topology: Option<Topology>,
+    /// `redis://host:port/database`, `rediss://…` for TLS, or `unix:///path`: of a standalone Redis one, with `sentinel`
+    /// those of the sentinels, with `cluster` those of some nodes. A password is better given in TIDEGATE_REDIS_PASSWORD
+    /// (that of the sentinels in TIDEGATE_REDIS_SENTINEL_PASSWORD).
     pub(super) urls: Option<List<Secret>>,
+    /// The name under which the sentinels monitor the master.
+    pub(super) sentinel_master: Option<String>,
+    /// The ACL user to sign in as, instead of one in the address.
+    pub(super) username: Option<String>,
+    /// The number of the database. Default: that in the address, else 0.
+    pub(super) database: Option<u64>,
+    /// What is trusted and shown with `rediss://`.
+    pub(super) tls: Option<Tls>,
+    /// What CLIENT LIST shows. Default: tidegate.
+    pub(super) client_name: Option<String>,
     /// One round trip, waiting for a connection included; Envoy's own timeout must be longer. Default: 50ms.
     pub(super) timeout: Option<Span>,
-    /// Connections, each shared by many calls at once: 1 to 64. Default: 1.
+    /// Connections to each server, each shared by many calls at once: 1 to 64. Default: 1.
     pub(super) pool_size: Option<u64>,
-    /// Only standalone yet. Default: standalone.
-    pub(super) topology: Option<Topology>,
+    /// Calls to each server that may be on their way at once; what comes beyond follows `on_store_error`. Default: 1024.
+    pub(super) max_in_flight: Option<u64>,
+    /// When a failing server is not asked any more.
+    pub(super) breaker: Option<Breaker>,
+}
+
+/// What is trusted and shown with `rediss://`; files in PEM.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Tls {
+    /// The roots that servers' certificates must lead to. Default: Mozilla's, as built in.
+    pub(super) ca_file: Option<String>,
+    /// This client's certificate and those between it and the root.
+    pub(super) cert_file: Option<String>,
+    /// Its key.
+    pub(super) key_file: Option<String>,
+}
+
+/// When a failing server is not asked any more.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Breaker {
+    /// Failures in a row. Default: 5.
+    pub(super) failures: Option<u64>,
+    /// How often it is probed then. Default: 250ms.
+    pub(super) probe_interval: Option<Span>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Topology {
     Standalone,
-    /// Not supported yet.
     Sentinel,
-    /// Not supported yet.
     Cluster,
 }
 

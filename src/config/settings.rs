@@ -1,7 +1,7 @@
 //! What the process is built from: addresses, stores, times. A change here needs a restart.
 
 use crate::server::Listen;
-use crate::store::redis::RedisUrl;
+use crate::store::redis::{CallLimits, Topology};
 use std::time::Duration;
 
 /// Everything but the policy, proven.
@@ -22,14 +22,13 @@ pub struct Settings {
     pub log: Log,
 }
 
-/// One Redis server.
+/// The servers that hold the buckets.
 #[derive(Clone, Debug)]
 pub struct Redis {
-    pub url: RedisUrl,
-    /// One round trip, waiting for a connection included.
-    pub timeout: Duration,
-    /// Connections, each shared by many calls at once.
-    pub pool_size: usize,
+    pub topology: Topology,
+    pub limits: CallLimits,
+    /// What CLIENT LIST on the servers shows.
+    pub client_name: String,
 }
 
 /// Whose clock refills buckets.

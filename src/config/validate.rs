@@ -5,6 +5,7 @@
 
 mod callers;
 mod identity;
+mod redis;
 mod rules;
 mod settings;
 mod text;

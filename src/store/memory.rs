@@ -156,7 +156,7 @@ impl Store for MemoryStore {
         })
     }
 
-    fn ping(&self) -> Pending<'_, ()> {
+    fn probe(&self) -> Pending<'_, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
 }

@@ -254,7 +254,7 @@ impl Store for Away {
     fn reset<'a>(&'a self, _: &'a Key) -> Pending<'a, bool> {
         Box::pin(async { Err(away()) })
     }
-    fn ping(&self) -> Pending<'_, ()> {
+    fn probe(&self) -> Pending<'_, ()> {
         Box::pin(async { Err(away()) })
     }
 }

@@ -157,7 +157,7 @@ fn buckets_in_memory_cannot_be_looked_at_from_outside() {
 fn serve_refuses_a_bad_config_and_environment_together() {
     let bad = file("mode: off\n");
     let ran: Ran = tidegate(&["serve", "--config", path(&bad), "--listen", "nowhere"])
-        .env("TIDEGATE_REDIS_URL", "rediss://:hunter2@h")
+        .env("TIDEGATE_REDIS_URL", "rediss://:hunter2@h/x")
         .output()
         .unwrap()
         .into();

@@ -173,13 +173,13 @@ fn a_flag_comes_before_the_environment_and_that_before_the_file() {
     assert_eq!((of_file.listen.to_string(), of_file.log.filter.as_str()), ("1.1.1.1:1".into(), "warn"));
     let of_env = settings(Flags::default(), &env);
     assert_eq!(of_env.listen.to_string(), "2.2.2.2:2");
-    assert_eq!(of_env.redis.unwrap().url.to_string(), "redis://env");
+    assert_eq!(of_env.redis.unwrap().topology.to_string(), "redis://env");
     assert_eq!(of_env.log.format, config::LogFormat::Json);
     let flags =
         Flags { listen: Some("unix:/run/x".into()), redis_url: Some("redis://flag".into()), ..Flags::default() };
     let of_flags = settings(flags, &env);
     assert_eq!(of_flags.listen.to_string(), "unix:/run/x");
-    assert_eq!(of_flags.redis.unwrap().url.to_string(), "redis://flag");
+    assert_eq!(of_flags.redis.unwrap().topology.to_string(), "redis://flag");
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn secrets_of_the_environment_are_used_and_never_shown() {
     let env = [("TIDEGATE_REDIS_PASSWORD", "hunter2"), ("TIDEGATE_KEY_PEPPER", "pepper")];
     let yaml = "redis: {urls: [\"redis://h:6379/0\"]}\nidentity: {key_pepper: another}\n";
     let config = load(yaml, Flags::default(), &env).unwrap();
-    assert_eq!(config.settings.redis.as_ref().unwrap().url.to_string(), "redis://h:6379/0");
+    assert_eq!(config.settings.redis.as_ref().unwrap().topology.to_string(), "redis://h:6379/0");
     let digest = config.policy.sources.digester.digest(b"sk-test").to_string();
     assert_eq!(digest, "a84029a881ee3a5626797adc981f0106");
     let shown = format!("{config:?}");
@@ -214,7 +214,7 @@ fn secrets_of_the_environment_are_used_and_never_shown() {
 #[test]
 fn a_redis_section_without_an_address_takes_it_from_the_environment() {
     let config = load("redis: {timeout: 20ms}\n", Flags::default(), &[("TIDEGATE_REDIS_URL", "redis://h")]).unwrap();
-    assert_eq!(config.settings.redis.unwrap().timeout, Duration::from_millis(20));
+    assert_eq!(config.settings.redis.unwrap().limits.timeout, Duration::from_millis(20));
 }
 
 fn warnings(yaml: &str) -> String {

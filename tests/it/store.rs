@@ -271,7 +271,7 @@ async fn concurrent_takes_from_crossing_buckets_are_all_or_nothing(rig: Rig) {
 }
 
 async fn a_ping_is_answered(rig: Rig) {
-    assert_eq!(rig.store.ping().await, Ok(()));
+    assert_eq!(rig.store.probe().await, Ok(()));
 }
 
 async fn ten_tokens_at_25_per_second_are_ten_tokens(rig: Rig) {

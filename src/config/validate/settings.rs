@@ -1,12 +1,12 @@
 //! The settings: addresses, stores, times, log.
 
+use super::redis;
 use super::text::{count, span};
 use crate::config::env::{Given, Overrides};
-use crate::config::fault::{Report, item, listed, nearest, quoted};
+use crate::config::fault::{Report, listed, nearest, quoted};
 use crate::config::raw::{self, Raw};
-use crate::config::settings::{ClockSource, Log, LogFormat, Redis, Settings};
+use crate::config::settings::{ClockSource, Log, LogFormat, Settings};
 use crate::server::Listen;
-use crate::store::redis::{RedisUrl, UrlError};
 use std::path::PathBuf;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
@@ -15,7 +15,7 @@ const MINUTES_5: Duration = Duration::from_secs(300);
 
 pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) -> Option<Settings> {
     let listen = listen(raw, overrides, report);
-    let redis = redis(raw.redis.as_ref(), overrides, report);
+    let redis = redis::redis(raw.redis.as_ref(), overrides, report);
     let capacity = raw.memory.as_ref().and_then(|memory| memory.capacity);
     let capacity = count("memory.capacity", capacity, 1_000_000, 1..=1_000_000_000, report);
     let drain = span("drain", raw.drain.as_ref(), Duration::from_secs(5), Duration::ZERO..=MINUTES_5, report);
@@ -38,7 +38,7 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
 }
 
 /// Checks what the file says even where something comes before it, and gives what comes first.
-fn first<T>(
+pub(super) fn first<T>(
     over: Option<&Given>,
     file: Option<Given>,
     report: &mut Report,
@@ -76,66 +76,6 @@ fn listen_at(given: &Given, report: &mut Report) -> Option<Listen> {
             None
         }
     }
-}
-
-/// The outer `None`: there are faults. The inner: no Redis.
-fn redis(raw: Option<&raw::Redis>, overrides: &Overrides, report: &mut Report) -> Option<Option<Redis>> {
-    let url =
-        first(overrides.redis_url.as_ref(), raw.and_then(|raw| single_url(raw, overrides, report)), report, url_at);
-    let pool_size = count("redis.pool_size", raw.and_then(|raw| raw.pool_size), 1, 1..=64, report);
-    let sane = Duration::from_millis(1)..=Duration::from_secs(10);
-    let timeout = raw.and_then(|raw| raw.timeout.as_ref());
-    let timeout = span("redis.timeout", timeout, Duration::from_millis(50), sane, report);
-    if let Some(topology) = raw.and_then(|raw| raw.topology) {
-        refuse_topology(topology, report);
-    }
-    match (url?, &overrides.redis_password) {
-        (Some(url), password) => {
-            let url = password.as_ref().map_or(url.clone(), |password| url.with_password(password.text()));
-            Some(Some(Redis { url, timeout: timeout?, pool_size: usize::try_from(pool_size?).unwrap_or(1) }))
-        }
-        (None, Some(password)) if raw.is_none() => {
-            report.warn(&password.path, "is of no use: no Redis is configured");
-            Some(None)
-        }
-        (None, _) => Some(None),
-    }
-}
-
-/// The URL in the file, if there is one and only one.
-fn single_url(raw: &raw::Redis, overrides: &Overrides, report: &mut Report) -> Option<Given> {
-    const PATH: &str = "redis.urls";
-    let urls = raw.urls.as_ref().map(raw::List::entries).into_iter().flatten().collect::<Vec<_>>();
-    match urls[..] {
-        [] => {
-            if overrides.redis_url.is_none() {
-                report.fault(PATH, "is missing; write [\"redis://host:port/database\"], or set TIDEGATE_REDIS_URL");
-            }
-            None
-        }
-        [(_, Some(url))] => Some(Given::new(item(PATH, 0), &url.0)),
-        [(_, None)] => {
-            report.fault(item(PATH, 0), "is empty; write redis://host:port/database");
-            None
-        }
-        _ => {
-            report.fault(PATH, format!("holds {} addresses; a standalone Redis has exactly one", urls.len()));
-            None
-        }
-    }
-}
-
-fn url_at(given: &Given, report: &mut Report) -> Option<RedisUrl> {
-    given.text().parse().map_err(|why: UrlError| report.fault(&given.path, why.to_string())).ok()
-}
-
-fn refuse_topology(topology: raw::Topology, report: &mut Report) {
-    let name = match topology {
-        raw::Topology::Standalone => return,
-        raw::Topology::Sentinel => "sentinel",
-        raw::Topology::Cluster => "cluster",
-    };
-    report.fault("redis.topology", format!("{name} is not supported yet; write standalone"));
 }
 
 fn log(raw: Option<&raw::Log>, overrides: &Overrides, report: &mut Report) -> Option<Log> {
