@@ -133,7 +133,9 @@ fn announce(endpoint: &Endpoint, settings: &Settings, limiter: &Limiter) {
     let policy = limiter.policy();
     for tier in policy.tiers.iter() {
         let name = tier.name.as_str();
-        tracing::info!(tier = name, default = tier == policy.tiers.default_tier(), limits = %tier.limits, "tier");
+        let default = tier == policy.tiers.default_tier();
+        let on_store_error = tier.on_store_error.unwrap_or(policy.on_store_error);
+        tracing::info!(tier = name, default, limits = %tier.limits, ?on_store_error, "tier");
     }
     let store = settings.redis.as_ref().map_or("memory".to_owned(), |redis| redis.url.to_string());
     let version = env!("CARGO_PKG_VERSION");

@@ -42,7 +42,8 @@ impl Limiter {
             if let Err(error) = &answer {
                 self.complain_of_store(error, &plan);
             }
-            let decision = decide(&plan, answer.as_ref().map(Option::as_ref).map_err(|_| Unavailable));
+            let unavailable = |error: &StoreError| Unavailable { error: error.kind(), local: None };
+            let decision = decide(&plan, answer.as_ref().map(Option::as_ref).map_err(unavailable));
             (plan, decision)
         }
     }
