@@ -1,7 +1,7 @@
 //! The composition root: puts the parts together, runs them, and takes them down in order.
 
 use crate::bucket::{Charge, Dimension, Key, Quota};
-use crate::clock::SystemClock;
+use crate::clock::{SteadyClock, SystemClock};
 use crate::config::{ClockSource, Config, LogFormat, Settings};
 use crate::ext_authz::Service;
 use crate::limiter::Limiter;
@@ -71,7 +71,8 @@ async fn run(config: Config, origin: &str) -> Result<(), AppError> {
         tracing::warn!("config: {warning}");
     }
     let store = store(&settings);
-    let limiter = Arc::new(Limiter::new(policy, store.clone()));
+    let limiter = Limiter::new(policy, store.clone());
+    let limiter = Arc::new(limiter.with_fallback(Arc::new(SteadyClock::default()), settings.memory_capacity));
     let health = Health::new().await;
     let mut signals = Signals::new().map_err(AppError::Signals)?;
     let endpoint = Endpoint::bind(&settings.listen).await?;
