@@ -1,6 +1,6 @@
 //! The composition root: puts the parts together, runs them, and takes them down in order.
 
-use crate::clock::SystemClock;
+use crate::clock::{SteadyClock, SystemClock};
 use crate::config::{ClockSource, Config, LogFormat, Settings};
 use crate::ext_authz::Service;
 use crate::limiter::Limiter;
@@ -78,7 +78,8 @@ async fn run(config: Config, origin: &str) -> Result<(), AppError> {
         tracing::warn!("config: {warning}");
     }
     let store = store(&settings, &policy.key_prefix);
-    let limiter = Arc::new(Limiter::new(policy, store.clone()));
+    let limiter = Limiter::new(policy, store.clone());
+    let limiter = Arc::new(limiter.with_fallback(Arc::new(SteadyClock::default()), settings.memory_capacity));
     let health = Health::new().await;
     let mut signals = Signals::new().map_err(AppError::Signals)?;
     let endpoint = Endpoint::bind(&settings.listen).await?;
@@ -139,7 +140,9 @@ fn announce(endpoint: &Endpoint, settings: &Settings, limiter: &Limiter) {
     let policy = limiter.policy();
     for tier in policy.tiers.iter() {
         let name = tier.name.as_str();
-        tracing::info!(tier = name, default = tier == policy.tiers.default_tier(), limits = %tier.limits, "tier");
+        let default = tier == policy.tiers.default_tier();
+        let on_store_error = tier.on_store_error.unwrap_or(policy.on_store_error);
+        tracing::info!(tier = name, default, limits = %tier.limits, ?on_store_error, "tier");
     }
     let store = settings.redis.as_ref().map_or("memory".to_owned(), |redis| redis.topology.to_string());
     let version = env!("CARGO_PKG_VERSION");

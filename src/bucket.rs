@@ -6,6 +6,7 @@
 
 use smallvec::SmallVec;
 use std::fmt;
+use std::num::NonZeroU32;
 use thiserror::Error;
 
 /// What a bucket is kept for.
@@ -139,6 +140,13 @@ impl Quota {
     /// old is full, and so is a new one, so expiry never changes an answer.
     pub fn ttl(&self) -> u64 {
         self.ttl
+    }
+
+    /// One of so many equal parts of this quota: as many buckets of that size, together, hold as much and fill as fast.
+    pub fn share(&self, parts: NonZeroU32) -> Self {
+        let part = |amount: f64| (amount / f64::from(parts.get())).max(f64::MIN_POSITIVE);
+        // It takes as long to fill, so it may be forgotten after the same time.
+        Self { max_tokens: part(self.max_tokens), refill_rate: part(self.refill_rate), ttl: self.ttl }
     }
 
     /// Tokens that flow in during `micros` microseconds. Multiplied before it is divided, so that whole seconds at a
@@ -332,6 +340,20 @@ mod tests {
         }
         assert_eq!(Quota::parse(1e9, 1e-9), Err(QuotaError::FillsTooSlowly));
         assert_eq!(Quota::parse(1e16, 1e9), Err(QuotaError::TooManyTokens));
+    }
+
+    #[test]
+    fn the_shares_of_a_quota_are_valid_and_together_no_more_than_it() {
+        for (max_tokens, refill_rate) in [(10.0, 0.17), (1.0, 25.0), (1e15, 1e9), (f64::MIN_POSITIVE, 1.0)] {
+            let whole = Quota::parse(max_tokens, refill_rate).unwrap();
+            for parts in [1, 2, 3, 7, 10_000].map(|parts| NonZeroU32::new(parts).unwrap()) {
+                let share = whole.share(parts);
+                assert!(Quota::parse(share.max_tokens, share.refill_rate).is_ok(), "{share:?}");
+                assert_eq!(share.ttl, whole.ttl);
+                let together = share.max_tokens * f64::from(parts.get());
+                assert!(together <= max_tokens * (1.0 + f64::EPSILON) || share.max_tokens == f64::MIN_POSITIVE);
+            }
+        }
     }
 
     #[test]

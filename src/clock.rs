@@ -3,7 +3,7 @@
 use crate::bucket::Timestamp;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Tells the time of day. Elapsed time for timeouts is tokio's affair, not this one's.
 pub trait Clock: Debug + Send + Sync {
@@ -19,6 +19,26 @@ impl Clock for SystemClock {
         // A clock set before 1970 reads as 1970: buckets then simply do not refill.
         let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Timestamp { micros: elapsed.as_micros() as u64 }
+    }
+}
+
+/// Starts with this machine's time of day and then counts on, whatever is done to that: for what never leaves the
+/// process.
+#[derive(Clone, Copy, Debug)]
+pub struct SteadyClock {
+    begun: Instant,
+    began_at: Timestamp,
+}
+
+impl Default for SteadyClock {
+    fn default() -> Self {
+        Self { begun: Instant::now(), began_at: SystemClock.now() }
+    }
+}
+
+impl Clock for SteadyClock {
+    fn now(&self) -> Timestamp {
+        Timestamp { micros: self.began_at.micros + self.begun.elapsed().as_micros() as u64 }
     }
 }
 

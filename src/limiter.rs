@@ -2,27 +2,41 @@
 //!
 //! Gives decisions; knows no protocol. The take is the only await.
 
+mod fallback;
+mod outage;
+
 use crate::bucket::Taken;
+use crate::clock::{Clock, SteadyClock};
 use crate::complaint::Complaint;
 use crate::policy::decision::{Decision, Unavailable, decide};
 use crate::policy::request::Request;
 use crate::policy::route::Oddity;
 use crate::policy::{Plan, Policy, Step};
 use crate::store::{Store, StoreError};
+use fallback::Fallback;
 use std::sync::Arc;
+
+/// Buckets at most of an outage, where nothing else is said.
+const FALLBACK_CAPACITY: usize = 1_000_000;
 
 /// The rate limiter: a policy over a store.
 #[derive(Debug)]
 pub struct Limiter {
     policy: Policy,
     store: Arc<dyn Store>,
-    failures: Complaint,
+    fallback: Fallback,
     oddities: Complaint,
 }
 
 impl Limiter {
     pub fn new(policy: Policy, store: Arc<dyn Store>) -> Self {
-        Self { policy, store, failures: Complaint::default(), oddities: Complaint::default() }
+        let fallback = Fallback::new(Arc::new(SteadyClock::default()), FALLBACK_CAPACITY);
+        Self { policy, store, fallback, oddities: Complaint::default() }
+    }
+
+    /// With another clock for outages and their buckets, and another bound on how many buckets those may be.
+    pub fn with_fallback(self, clock: Arc<dyn Clock>, capacity: usize) -> Self {
+        Self { fallback: Fallback::new(clock, capacity), ..self }
     }
 
     pub fn policy(&self) -> &Policy {
@@ -39,10 +53,7 @@ impl Limiter {
                 self.complain_of(oddity, &plan);
             }
             let answer = self.ask(&plan).await;
-            if let Err(error) = &answer {
-                self.complain_of_store(error, &plan);
-            }
-            let decision = decide(&plan, answer.as_ref().map(Option::as_ref).map_err(|_| Unavailable));
+            let decision = self.conclude(&plan, &answer);
             (plan, decision)
         }
     }
@@ -61,10 +72,17 @@ impl Limiter {
         });
     }
 
-    fn complain_of_store(&self, error: &StoreError, plan: &Plan<'_>) {
-        self.failures.say(|more| {
-            let (kind, policy) = (error.kind(), plan.on_store_error);
-            tracing::error!(kind, %error, ?policy, more, "the store failed, the answer follows on_store_error");
-        });
+    fn conclude(&self, plan: &Plan<'_>, answer: &Result<Option<Taken>, StoreError>) -> Decision {
+        match answer {
+            Ok(None) => decide(plan, Ok(None)),
+            Ok(Some(taken)) => {
+                self.fallback.answered();
+                decide(plan, Ok(Some(taken)))
+            }
+            Err(error) => {
+                let local = self.fallback.failed(plan, error);
+                decide(plan, Err(Unavailable { error: error.kind(), local: local.as_ref() }))
+            }
+        }
     }
 }

@@ -19,7 +19,8 @@ use identity::{Caller, Sources};
 use limits::{Limits, Users};
 use request::Request;
 use route::{Oddity, Route, Rule};
-use tier::Tiers;
+use std::num::NonZeroU32;
+use tier::{Tier, Tiers};
 
 /// Everything a decision needs besides the buckets. Built by `config`.
 #[derive(Debug)]
@@ -71,6 +72,15 @@ impl Plan<'_> {
     pub fn never_fits(&self) -> impl Iterator<Item = &Charge> {
         self.charges.iter().filter(|charge| charge.cost > charge.quota.max_tokens())
     }
+
+    /// These charges on one of so many equal shares of their quotas. `None` when a share can never cover its cost.
+    pub fn share(&self, parts: NonZeroU32) -> Option<Charges> {
+        let shared = |charge: &Charge| {
+            let quota = charge.quota.share(parts);
+            (charge.cost <= quota.max_tokens()).then(|| Charge { quota, ..charge.clone() })
+        };
+        self.charges.iter().map(shared).collect()
+    }
 }
 
 /// What a plan asks of the store.
@@ -103,9 +113,15 @@ impl Policy {
             key_name: api_key.map(|key| key.name.as_str()),
             cost: route.cost,
             mode: if rule.is_some_and(|rule| rule.shadow) { Mode::Shadow } else { self.mode },
-            on_store_error: rule.and_then(|rule| rule.on_store_error).unwrap_or(self.on_store_error),
+            on_store_error: self.on_store_error(rule, tier),
             oddity: route.oddity,
         }
+    }
+
+    /// The rule's, else the tier's, else the whole policy's.
+    fn on_store_error(&self, rule: Option<&Rule>, tier: &Tier) -> FailurePolicy {
+        let closer = rule.and_then(|rule| rule.on_store_error).or(tier.on_store_error);
+        closer.unwrap_or(self.on_store_error)
     }
 
     fn charges(&self, caller: &Caller, limits: &Limits, route: &Route<'_>) -> Charges {

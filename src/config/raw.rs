@@ -21,8 +21,12 @@ pub(super) struct Raw {
     pub(super) redis: Option<Redis>,
     /// Buckets in this process's memory; of no effect with `redis`.
     pub(super) memory: Option<Memory>,
-    /// What happens to requests while Redis does not answer. Default: allow.
+    /// What happens to requests while Redis does not answer; tiers and rules may say otherwise. Default: allow.
     pub(super) on_store_error: Option<OnStoreError>,
+    /// How many replicas of tidegate there are, or may come to be: `on_store_error: local` needs it, and gives each the
+    /// limits divided by it. 1 to 10000.
+    #[schemars(extend("minimum" = 1, "maximum" = 10_000))]
+    pub(super) replicas_hint: Option<u64>,
     /// Whether the service is ready only while Redis answers. Default: true.
     pub(super) readiness_requires_store: Option<bool>,
     /// Whose clock refills buckets. Default: redis.
@@ -38,7 +42,7 @@ pub(super) struct Raw {
     /// Accept a default tier that allows more than another tier. Default: false.
     pub(super) allow_generous_default: Option<bool>,
     /// What callers may spend, by the name of their tier. Names are 1 to 64 of a-z, 0-9, `_` and `-`, in any case.
-    pub(super) tiers: Option<BTreeMap<String, Limits>>,
+    pub(super) tiers: Option<BTreeMap<String, Tier>>,
     /// Where callers and their tiers are read.
     pub(super) identity: Option<Identity>,
     /// Known API keys.
@@ -132,6 +136,8 @@ pub(super) enum OnStoreError {
     Allow,
     /// Requests are answered 503.
     Deny,
+    /// Each replica goes on with buckets in its own memory, at the limits divided by `replicas_hint`.
+    Local,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
@@ -190,10 +196,12 @@ pub(super) enum LogFormat {
 /// What may be spent; a dimension that is left out is not limited.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Limits {
+pub(super) struct Tier {
     pub(super) per_user: Option<Quota>,
     pub(super) per_key: Option<Quota>,
     pub(super) per_ip: Option<Quota>,
+    /// Instead of the global `on_store_error`.
+    pub(super) on_store_error: Option<OnStoreError>,
 }
 
 /// One bucket's size and inflow.
@@ -342,7 +350,7 @@ pub(super) struct Rule {
     pub(super) dimensions: Option<List<Dimension>>,
     /// Count and tell, but never deny.
     pub(super) shadow: Option<bool>,
-    /// Instead of the global `on_store_error`.
+    /// Instead of the tier's and the global `on_store_error`.
     pub(super) on_store_error: Option<OnStoreError>,
 }
 

@@ -4,6 +4,7 @@
 //! broken, the checks that compare it with others are left out: their faults would be consequences.
 
 mod callers;
+mod failure;
 mod identity;
 mod redis;
 mod rules;
@@ -16,8 +17,9 @@ use super::fault::Report;
 use super::raw::{self, Raw};
 use super::settings::Settings;
 use crate::policy::Policy;
-use crate::policy::decision::{Answers, ErrorAnswer, FailurePolicy, Mode};
+use crate::policy::decision::{Answers, ErrorAnswer, Mode};
 use crate::policy::identity::Sources;
+use failure::Failure;
 
 /// Checks `raw`, overridden by `overrides`. `None`, or something that is not to be used, when there are faults.
 pub(super) fn validate(raw: Raw, overrides: &Overrides, report: &mut Report) -> Option<(Policy, Settings)> {
@@ -25,10 +27,13 @@ pub(super) fn validate(raw: Raw, overrides: &Overrides, report: &mut Report) -> 
     let settings = settings::settings(&raw, overrides, report);
     let key_prefix = key_prefix(raw.key_prefix.as_deref(), report);
     let sources = identity::sources(raw.identity.as_ref(), base.identity.as_ref(), overrides, report);
-    let tiers = tiers::tiers(&raw, &base, report);
+    let failure = Failure::read(&raw, report);
+    let tiers = tiers::tiers(&raw, &base, &failure, report);
     let api_keys = callers::api_keys(raw.api_keys.as_ref(), &tiers, report);
     let users = callers::users(raw.users.as_ref(), &tiers, report);
-    let rules = rules::rules(raw.rules.as_ref(), &tiers, &callers::smallest(&raw), report);
+    let smallest = callers::smallest(&raw);
+    let rules = rules::rules(raw.rules.as_ref(), &tiers, &smallest, &failure, report);
+    failure.warn_of_small_shares(&tiers, &smallest, &rules, report);
     if let Some(sources) = &sources {
         warn_of_unread(&raw, sources, report);
     }
@@ -40,7 +45,7 @@ pub(super) fn validate(raw: Raw, overrides: &Overrides, report: &mut Report) -> 
         users,
         rules,
         mode: mode(raw.mode),
-        on_store_error: raw.on_store_error.map(failure_policy).unwrap_or_default(),
+        on_store_error: failure.global(),
         answers: answers(&raw, report),
     };
     Some((policy, settings?))
@@ -71,13 +76,6 @@ fn mode(mode: Option<raw::Mode>) -> Mode {
     match mode {
         Some(raw::Mode::Shadow) => Mode::Shadow,
         Some(raw::Mode::Enforce) | None => Mode::Enforce,
-    }
-}
-
-fn failure_policy(policy: raw::OnStoreError) -> FailurePolicy {
-    match policy {
-        raw::OnStoreError::Allow => FailurePolicy::Allow,
-        raw::OnStoreError::Deny => FailurePolicy::Deny,
     }
 }
 

@@ -58,7 +58,7 @@ fn passed<'a, K: Iterator<Item = &'a str>>(
     wording: Wording<'a, K>,
 ) -> CheckResponse {
     let mut ok = OkHttpResponse::default();
-    if matches!(decision.outcome, Outcome::Failed(_)) {
+    if decision.degraded() {
         // Replaces the client's own. A name that is both set and removed would end removed.
         ok.headers.push(replace(headers::DEGRADED, Bytes::from_static(b"true")));
     } else {
@@ -165,7 +165,7 @@ fn ietf_headers(standing: &Standing, decision: &Decision, fields: &mut Vec<Heade
 
 /// What Envoy's access log can show under the namespace `envoy.filters.http.ext_authz`.
 fn metadata(plan: &Plan<'_>, decision: &Decision, digester: &Digester) -> Struct {
-    let mut fields = Vec::with_capacity(10);
+    let mut fields = Vec::with_capacity(12);
     let mut text = |name: &'static str, value: Bytes| fields.push(field(name, Kind::StringValue(value)));
     text("decision", Bytes::from_static(decision_name(decision).as_bytes()));
     text("tier", Bytes::copy_from_slice(plan.tier.as_bytes()));
@@ -174,6 +174,9 @@ fn metadata(plan: &Plan<'_>, decision: &Decision, digester: &Digester) -> Struct
     }
     if let Some(name) = plan.key_name {
         text("key_name", Bytes::copy_from_slice(name.as_bytes()));
+    }
+    if let Some(kind) = decision.store_error {
+        text("store_error", Bytes::from_static(kind.as_bytes()));
     }
     let binding = decision.binding.and_then(|(place, _)| plan.charges.get(place));
     let binding = binding.or_else(|| plan.never_fits().next());
@@ -188,6 +191,9 @@ fn metadata(plan: &Plan<'_>, decision: &Decision, digester: &Digester) -> Struct
     }
     if let Some(seconds) = retry_after(&decision.outcome) {
         fields.push(field("retry_after", Kind::NumberValue(seconds as f64)));
+    }
+    if decision.degraded() {
+        fields.push(field("degraded", Kind::BoolValue(true)));
     }
     if decision.mode == Mode::Shadow {
         fields.push(field("shadow", Kind::BoolValue(true)));
@@ -208,7 +214,7 @@ fn decision_name(decision: &Decision) -> &'static str {
         Outcome::Denied { .. } => "denied",
         Outcome::NeverFits { .. } => "never_fits",
         Outcome::Failed(FailurePolicy::Allow) => "degraded",
-        Outcome::Failed(FailurePolicy::Deny) => "unavailable",
+        Outcome::Failed(FailurePolicy::Deny | FailurePolicy::Local { .. }) => "unavailable",
     }
 }
 
@@ -227,8 +233,8 @@ mod tests {
     use super::*;
     use crate::bucket::{Charge, Charges, Level, Quota, Taken};
     use crate::policy::Step;
-    use crate::policy::decision::Unavailable;
-    use crate::policy::decision::decide;
+    use crate::policy::decision::{Local, Unavailable, decide};
+    use std::num::NonZeroU32;
 
     fn plan(mode: Mode, on_store_error: FailurePolicy, costs: [f64; 2]) -> Plan<'static> {
         let quota = Quota::parse(10.0, 2.0).unwrap();
@@ -260,12 +266,29 @@ mod tests {
         let level = |tokens| Level { tokens, elapsed: 0.0 };
         let taken = levels
             .map(|levels| Taken { admitted: levels == ADMITTED, levels: levels.map(level).into_iter().collect() });
-        let decision = decide(plan, taken.as_ref().map(Some).ok_or(Unavailable));
-        write(
-            plan,
-            &decision,
-            Wording { answers: &answers, digester: &Digester::default(), key_headers: ["x-api-key"].into_iter(), grpc },
-        )
+        write_of(plan, taken.as_ref().map(Some).ok_or(AWAY), answers, grpc)
+    }
+
+    const AWAY: Unavailable<'_> = Unavailable { error: "timeout", local: None };
+
+    fn write_of(
+        plan: &Plan<'_>,
+        answer: Result<Option<&Taken>, Unavailable<'_>>,
+        answers: Answers,
+        grpc: bool,
+    ) -> Result<CheckResponse, Status> {
+        let digester = Digester::default();
+        let key_headers = ["x-api-key"].into_iter();
+        write(plan, &decide(plan, answer), Wording { answers: &answers, digester: &digester, key_headers, grpc })
+    }
+
+    /// What buckets of this process answer under the policy `local` of two replicas, when they hold so much.
+    fn words_of_local(plan: &Plan<'_>, tokens: f64) -> CheckResponse {
+        let charges = plan.share(NonZeroU32::new(2).unwrap()).unwrap();
+        let admitted = tokens >= charges[0].cost;
+        let levels = charges.iter().map(|_| Level { tokens, elapsed: 0.0 }).collect();
+        let local = Local { charges, taken: Taken { admitted, levels } };
+        write_of(plan, Err(Unavailable { local: Some(&local), ..AWAY }), Answers::default(), false).unwrap()
     }
 
     fn pairs(headers: &[HeaderValueOption]) -> Vec<(String, String)> {
@@ -372,6 +395,55 @@ mod tests {
 
         let old = Answers { error_answer: ErrorAnswer::GrpcStatus, ..Answers::default() };
         assert_eq!(words(&enforced(), None, old, false).unwrap_err().code(), Code::Unavailable);
+    }
+
+    fn local(mode: Mode, cost: f64) -> Plan<'static> {
+        plan(mode, FailurePolicy::Local { replicas: NonZeroU32::new(2).unwrap() }, [cost; 2])
+    }
+
+    #[test]
+    fn what_local_buckets_admit_is_said_to_the_upstream_and_told_with_their_share() {
+        let response = words_of_local(&local(Mode::Enforce, 1.0), 4.2);
+        let Some(HttpResponse::OkResponse(ok)) = &response.http_response else { panic!("{response:?}") };
+        assert_eq!(pairs(&ok.headers), owned(&[("x-ratelimit-degraded", "true")]));
+        let told = owned(&[("x-ratelimit-limit", "5"), ("x-ratelimit-remaining", "4"), ("x-ratelimit-reset", "1")]);
+        assert_eq!(pairs(&ok.response_headers_to_add), told);
+        assert_eq!(metadata_of(&response, "decision"), Some(&Kind::StringValue("allowed".into())));
+        assert_eq!(metadata_of(&response, "degraded"), Some(&Kind::BoolValue(true)));
+        assert_eq!(metadata_of(&response, "store_error"), Some(&Kind::StringValue("timeout".into())));
+    }
+
+    #[test]
+    fn what_local_buckets_deny_is_a_429_with_the_wait_of_their_share() {
+        let response = words_of_local(&local(Mode::Enforce, 4.0), 1.0);
+        let Some(HttpResponse::DeniedResponse(denied)) = &response.http_response else { panic!("{response:?}") };
+        assert_eq!(denied.status.as_ref().unwrap().code, 429);
+        assert_eq!(denied.body, r#"{"error":"rate_limit_exceeded","retry_after":3,"limits":["user","key"]}"#);
+        assert_eq!(pairs(&denied.headers)[0], ("x-ratelimit-limit".into(), "5".into()));
+        assert_eq!(metadata_of(&response, "decision"), Some(&Kind::StringValue("denied".into())));
+        assert_eq!(metadata_of(&response, "degraded"), Some(&Kind::BoolValue(true)));
+
+        let shadowed = words_of_local(&local(Mode::Shadow, 4.0), 1.0);
+        let Some(HttpResponse::OkResponse(ok)) = &shadowed.http_response else { panic!("{shadowed:?}") };
+        assert_eq!(pairs(&ok.headers), owned(&[("x-ratelimit-degraded", "true")]));
+        assert_eq!(metadata_of(&shadowed, "decision"), Some(&Kind::StringValue("denied".into())));
+    }
+
+    #[test]
+    fn a_cost_above_every_local_share_is_answered_as_by_deny_and_not_as_one_that_never_fits() {
+        let plan = local(Mode::Enforce, 6.0);
+        assert_eq!((plan.step(), plan.share(NonZeroU32::new(2).unwrap())), (Step::Take, None));
+        let response = words(&plan, None, Answers::default(), false).unwrap();
+        let Some(HttpResponse::ErrorResponse(error)) = &response.http_response else { panic!("{response:?}") };
+        assert_eq!(error.status.as_ref().unwrap().code, 503);
+        assert!(pairs(&error.headers).contains(&("retry-after".into(), "1".into())));
+        assert_eq!(metadata_of(&response, "decision"), Some(&Kind::StringValue("unavailable".into())));
+    }
+
+    #[test]
+    fn what_the_store_decided_is_not_called_degraded() {
+        let response = words(&enforced(), Some(ADMITTED), Answers::default(), false).unwrap();
+        assert_eq!((metadata_of(&response, "degraded"), metadata_of(&response, "store_error")), (None, None));
     }
 
     #[test]

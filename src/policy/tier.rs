@@ -1,6 +1,7 @@
 //! Tiers, and how a caller comes by one. Whatever is unknown, malformed or missing is the default tier, never more.
 
 use super::api_key::ApiKey;
+use super::decision::FailurePolicy;
 use super::identity::MetadataPath;
 use super::limits::{Limits, User};
 use super::request::Request;
@@ -15,6 +16,8 @@ pub struct Tier {
     /// In lower case.
     pub name: String,
     pub limits: Limits,
+    /// Instead of the whole policy's.
+    pub on_store_error: Option<FailurePolicy>,
 }
 
 /// Where a caller's tier is read.

@@ -295,6 +295,49 @@ fn a_rule_that_gives_something_for_a_header_is_warned_of() {
     assert_eq!(warnings("rules: [{name: a, match: {path: {exact: /healthz}}, exempt: true}]"), "");
 }
 
+const REFUSED: &str = "under on_store_error: local such requests are answered 503";
+
+#[test]
+fn a_bucket_whose_share_never_covers_a_request_is_warned_of_where_local_may_come_to_count() {
+    let quota = |tokens: f64| format!("{{max_tokens: {tokens}, refill_rate: 1}}");
+    let tiers = |local: &str| {
+        let (small, large) = (quota(3.0), quota(4.0));
+        let free = format!("free: {{per_user: {small}, per_key: {large}{local}}}");
+        format!("replicas_hint: 4\ntiers: {{{free}, gold: {{per_user: {small}, per_key: {large}}}}}\n")
+    };
+    let small = |tier| {
+        format!(
+            "tiers.{tier}.per_user.max_tokens: 3 is less than 1, the usual cost, for each of 4 replicas: {REFUSED}\n"
+        )
+    };
+    let (free, gold) = (small("free"), small("gold"));
+    assert_eq!(warnings(&format!("on_store_error: local\n{}", tiers(""))), format!("{free}{gold}"));
+    assert_eq!(warnings(&format!("on_store_error: local\n{}", tiers(", on_store_error: deny"))), gold);
+    assert_eq!(warnings(&tiers(", on_store_error: local")), free);
+    let rule = |text| format!("{}rules: [{{name: a, match: {{methods: [GET]}}, {text}}}]", tiers(""));
+    assert_eq!(warnings(&rule("tier: gold, on_store_error: local")), gold);
+    assert_eq!(warnings(&rule("on_store_error: local")), format!("{free}{gold}"));
+    let key = format!("api_keys: [{{digest: f3abf2a6cc4f00987743db5f544ba345, per_key: {}}}]", quota(2.0));
+    let told = warnings(&format!("{}{key}", tiers(", on_store_error: local")));
+    assert!(told.contains("api_keys[0].per_key.max_tokens: 2 is less than 1, the usual cost"), "{told}");
+}
+
+#[test]
+fn a_rule_whose_cost_is_above_a_share_is_warned_of() {
+    let rule =
+        |text: &str| format!("replicas_hint: 4\nrules: [{{name: images, cost: 5, on_store_error: local{text}}}]\n");
+    let above = "rules[0].cost: 5 is above what one of 4 replicas holds of tiers.free.per_user, tiers.free.per_key";
+    let told = warnings(&rule(""));
+    assert!(told.contains(&format!("{above}: {REFUSED}\n")), "{told}");
+    assert_eq!(warnings(&rule(", tier: enterprise")), "");
+    assert_eq!(warnings(&rule(", dimensions: [ip]")), "", "30 tokens of an address are enough for all");
+}
+
+#[test]
+fn a_number_of_replicas_that_nothing_needs_is_warned_of() {
+    assert_eq!(warnings("replicas_hint: 3"), "replicas_hint: is of no effect: no on_store_error is local\n");
+}
+
 #[test]
 fn no_tier_of_a_broken_config_is_called_unknown() {
     let told = refused("tiers: {free: {}, gold: 5}\nrules: [{name: a, tier: gold}]\n");

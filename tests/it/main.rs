@@ -16,6 +16,7 @@ mod config;
 mod docs;
 mod fleet;
 mod modules;
+mod outage;
 mod policy;
 mod redis_store;
 mod serve;

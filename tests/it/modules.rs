@@ -11,7 +11,7 @@ const MAY_USE: [(&str, &[&str]); 12] = [
     ("clock", &["bucket"]),
     ("complaint", &[]),
     ("store", &["bucket", "clock", "complaint"]),
-    ("limiter", &["bucket", "complaint", "policy", "store"]),
+    ("limiter", &["bucket", "clock", "complaint", "policy", "store"]),
     ("ext_authz", &["bucket", "policy", "limiter"]),
     ("server", &["ext_authz"]),
     ("config", &["bucket", "policy", "store", "server"]),

@@ -28,7 +28,7 @@ fn claim(name: &str) -> MetadataPath {
 
 /// Tiers free (10), standard (60), enterprise (1500); key `sk-acme` is enterprise's with 5000; user vip has 77.
 fn policy() -> Policy {
-    let tier = |name: &str, max| Tier { name: name.into(), limits: limits(max) };
+    let tier = |name: &str, max| Tier { name: name.into(), limits: limits(max), on_store_error: None };
     let acme =
         ApiKey { name: "acme".into(), tier: Some(2), limits: Limits { key: quota(5000.0), ..Limits::default() } };
     let vip = User { tier: None, limits: Limits { user: quota(77.0), ..Limits::default() } };
@@ -221,8 +221,9 @@ fn a_cost_above_a_bucket_never_fits_and_is_not_asked_of_the_store() {
 #[test]
 fn a_request_without_any_limited_identity_is_charged_to_its_address_as_of_the_default_tier() {
     let mut policy = policy();
-    let standard = Tier { name: "standard".into(), limits: Limits { ip: None, ..limits(60.0) } };
-    policy.tiers = Tiers::new(Tier { name: "free".into(), limits: limits(10.0) }, vec![standard]);
+    let tier = |name: &str, limits| Tier { name: name.into(), limits, on_store_error: None };
+    let standard = tier("standard", Limits { ip: None, ..limits(60.0) });
+    policy.tiers = Tiers::new(tier("free", limits(10.0)), vec![standard]);
     let no_subject = claims([("tier", "standard")]);
     assert_eq!(charged(&policy, &request(&no_subject)), [("rl:ip:192.0.2.7".to_owned(), 10.0)]);
     policy.rules = vec![Rule { dimensions: Some(vec![Dimension::Key]), ..rule("keys only") }];
@@ -247,6 +248,36 @@ fn an_empty_id_does_not_hide_the_next_source_and_is_a_caller_where_there_is_none
     let with_principal = Request { principal: b"spiffe://mesh/agent", ..request(&claims) };
     assert_eq!(charged(&policy(), &with_principal)[0].0, "rl:user:spiffe://mesh/agent");
     assert!(charged(&policy(), &request(&claims))[0].0.starts_with("rl:user:~"));
+}
+
+#[test]
+fn the_rules_failure_policy_goes_before_the_tiers_and_that_before_the_whole_policys() {
+    let local = FailurePolicy::Local { replicas: 3.try_into().unwrap() };
+    let tier = |name: &str, on_store_error| Tier { name: name.into(), limits: limits(10.0), on_store_error };
+    let (free, standard) = (tier("free", Some(FailurePolicy::Deny)), tier("standard", None));
+    let mut policy = Policy {
+        tiers: Tiers::new(free, vec![standard, tier("enterprise", Some(FailurePolicy::Allow))]),
+        on_store_error: local,
+        ..policy()
+    };
+    let of = |policy: &Policy, tier| policy.plan(&request(&claims([("tier", tier)]))).on_store_error;
+    let of_all = |policy: &Policy| ["free", "standard", "enterprise"].map(|tier| of(policy, tier));
+    assert_eq!(of_all(&policy), [FailurePolicy::Deny, local, FailurePolicy::Allow]);
+    policy.rules = vec![Rule { on_store_error: Some(FailurePolicy::Allow), ..rule("all") }];
+    assert_eq!(of_all(&policy), [FailurePolicy::Allow; 3]);
+    policy.rules = vec![Rule { tier: Some(0), ..rule("as free") }];
+    assert_eq!(of_all(&policy), [FailurePolicy::Deny; 3], "the tier that a rule sets is the one that counts");
+}
+
+#[test]
+fn the_share_of_a_plan_is_its_charges_over_so_many_replicas() {
+    let (policy, claims) = (policy(), claims([("sub", "alice")]));
+    let plan = policy.plan(&request(&claims));
+    let share = plan.share(4.try_into().unwrap()).unwrap();
+    let numbers: Vec<(&str, f64, f64)> =
+        share.iter().map(|c| (c.key.as_str(), c.quota.max_tokens(), c.quota.refill_rate())).collect();
+    assert_eq!(numbers, [("rl:user:alice", 2.5, 0.25), ("rl:ip:192.0.2.7", 2.5, 0.25)]);
+    assert_eq!(plan.share(11.try_into().unwrap()), None, "a share of ten elevenths never covers a cost of 1");
 }
 
 #[test]
