@@ -33,7 +33,7 @@ impl Limiter {
     ///
     /// The request is read before the first await and not kept: the future holds the plan alone.
     pub fn check<'l>(&'l self, request: &Request<'_>) -> impl Future<Output = (Plan<'l>, Decision)> + Send + use<'l> {
-        let plan = self.policy.plan(request);
+        let plan = self.policy.plan(self.policy.draft(request), None);
         async move {
             if let Some(oddity) = plan.oddity {
                 self.complain_of(oddity, &plan);
