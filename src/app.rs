@@ -5,6 +5,8 @@ use crate::clock::SystemClock;
 use crate::config::{ClockSource, Config, LogFormat, Settings};
 use crate::ext_authz::Service;
 use crate::limiter::Limiter;
+use crate::limiter::keys::{KeyMemory, KeyMemorySettings};
+use crate::policy::Policy;
 use crate::server::health::Health;
 use crate::server::{Endpoint, ServerError};
 use crate::store::Store;
@@ -51,16 +53,37 @@ pub fn serve(config: Config, origin: &str) -> Result<(), AppError> {
 
 /// The store that the settings name. Does not connect.
 pub fn store(settings: &Settings) -> Arc<dyn Store> {
-    let clock = Arc::new(SystemClock);
-    let Some(server) = &settings.redis else {
-        return Arc::new(MemoryStore::new(clock, settings.memory_capacity));
-    };
+    redis_store(settings).map_or_else(|| memory_store(settings), |redis| redis as Arc<dyn Store>)
+}
+
+fn memory_store(settings: &Settings) -> Arc<dyn Store> {
+    Arc::new(MemoryStore::new(Arc::new(SystemClock), settings.memory_capacity))
+}
+
+/// The Redis that the settings name, if they do. Does not connect.
+pub fn redis_store(settings: &Settings) -> Option<Arc<RedisStore>> {
+    let server = settings.redis.as_ref()?;
     let clock = match settings.clock {
         ClockSource::Redis => redis::ClockSource::Redis,
-        ClockSource::Local => redis::ClockSource::Local(clock),
+        ClockSource::Local => redis::ClockSource::Local(Arc::new(SystemClock)),
     };
     let (url, timeout, pool_size) = (server.url.clone(), server.timeout, server.pool_size);
-    Arc::new(RedisStore::new(RedisSettings { url, timeout, pool_size, clock }))
+    Some(Arc::new(RedisStore::new(RedisSettings { url, timeout, pool_size, clock })))
+}
+
+/// The limiter over `store`; with Redis it asks there of API keys, if the settings and the policy let it.
+fn limiter(policy: Policy, store: Arc<dyn Store>, redis: Option<Arc<RedisStore>>, settings: &Settings) -> Limiter {
+    let (size, max_age) = (settings.key_metadata.size, settings.key_metadata.max_age);
+    let keys = redis.zip(settings.redis.as_ref()).filter(|_| size > 0 && !policy.sources.key.is_empty());
+    let keys = keys.map(|(redis, server)| {
+        let settings = KeyMemorySettings { size, max_age, timeout: server.timeout };
+        KeyMemory::new(redis, &policy.key_prefix, &policy.tiers, settings)
+    });
+    let limiter = Limiter::new(policy, store);
+    match keys {
+        Some(keys) => limiter.with_keys(keys),
+        None => limiter,
+    }
 }
 
 async fn run(config: Config, origin: &str) -> Result<(), AppError> {
@@ -70,8 +93,9 @@ async fn run(config: Config, origin: &str) -> Result<(), AppError> {
     for warning in warnings {
         tracing::warn!("config: {warning}");
     }
-    let store = store(&settings);
-    let limiter = Arc::new(Limiter::new(policy, store.clone()));
+    let redis = redis_store(&settings);
+    let store = redis.clone().map_or_else(|| memory_store(&settings), |redis| redis as Arc<dyn Store>);
+    let limiter = Arc::new(limiter(policy, store.clone(), redis, &settings));
     let health = Health::new().await;
     let mut signals = Signals::new().map_err(AppError::Signals)?;
     let endpoint = Endpoint::bind(&settings.listen).await?;

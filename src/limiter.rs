@@ -1,28 +1,40 @@
 //! Introduces the two wings to each other: plan, take, decide.
 //!
-//! Gives decisions; knows no protocol. The take is the only await.
+//! Gives decisions; knows no protocol. The take is the only await, but for a key that is not known yet.
+
+pub mod keys;
 
 use crate::bucket::Taken;
 use crate::complaint::Complaint;
 use crate::policy::decision::{Decision, Unavailable, decide};
 use crate::policy::request::Request;
 use crate::policy::route::Oddity;
-use crate::policy::{Plan, Policy, Step};
+use crate::policy::{Draft, Plan, Policy, Step};
 use crate::store::{Store, StoreError};
+use keys::{Found, KeyMemory, Known};
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// The rate limiter: a policy over a store.
 #[derive(Debug)]
 pub struct Limiter {
     policy: Policy,
     store: Arc<dyn Store>,
+    keys: Option<KeyMemory>,
     failures: Complaint,
     oddities: Complaint,
 }
 
 impl Limiter {
     pub fn new(policy: Policy, store: Arc<dyn Store>) -> Self {
-        Self { policy, store, failures: Complaint::default(), oddities: Complaint::default() }
+        Self { policy, store, keys: None, failures: Complaint::default(), oddities: Complaint::default() }
+    }
+
+    /// Asks `keys` of API keys that the policy says nothing of. It must have been made for the same policy.
+    #[must_use]
+    pub fn with_keys(self, keys: KeyMemory) -> Self {
+        Self { keys: Some(keys), ..self }
     }
 
     pub fn policy(&self) -> &Policy {
@@ -31,20 +43,51 @@ impl Limiter {
 
     /// Charges one request and says what came of it. Never fails: what a failed store means is the policy's to say.
     ///
-    /// The request is read before the first await and not kept: the future holds the plan alone.
+    /// The request is read before the first await and not kept: the future holds the draft, then the plan.
     pub fn check<'l>(&'l self, request: &Request<'_>) -> impl Future<Output = (Plan<'l>, Decision)> + Send + use<'l> {
-        let plan = self.policy.plan(self.policy.draft(request), None);
+        let draft = self.policy.draft(request);
         async move {
+            let (key, deadline) = self.look_up(&draft).await;
+            let plan = self.policy.plan(draft, key.as_deref());
             if let Some(oddity) = plan.oddity {
                 self.complain_of(oddity, &plan);
             }
-            let answer = self.ask(&plan).await;
+            let answer = self.ask_until(deadline, &plan).await;
             if let Err(error) = &answer {
                 self.complain_of_store(error, &plan);
             }
             let decision = decide(&plan, answer.as_ref().map(Option::as_ref).map_err(|_| Unavailable));
             (plan, decision)
         }
+    }
+
+    /// What is known of the caller's key besides the policy; and, where that had to be waited for, when the whole check
+    /// is to be answered.
+    async fn look_up(&self, draft: &Draft<'_>) -> (Known, Option<Deadline>) {
+        let (Some(keys), Some(digest)) = (&self.keys, draft.unknown_key()) else {
+            return (None, None);
+        };
+        let now = Instant::now();
+        match keys.find(digest, now) {
+            Found::Known(known) => (known, None),
+            Found::Reading { reading, last } => {
+                let deadline = Deadline { at: now + keys.timeout(), timeout: keys.timeout() };
+                (tokio::time::timeout_at(deadline.at, reading).await.unwrap_or(last), Some(deadline))
+            }
+        }
+    }
+
+    /// As [`Self::ask`], bounded by what is left of the time. When nothing is left the store is not asked: it would
+    /// charge what was answered already.
+    async fn ask_until(&self, deadline: Option<Deadline>, plan: &Plan<'_>) -> Result<Option<Taken>, StoreError> {
+        let Some(Deadline { at, timeout }) = deadline else {
+            return self.ask(plan).await;
+        };
+        let asks = matches!(plan.step(), Step::Peek | Step::Take);
+        if asks && Instant::now() >= at {
+            return Err(StoreError::Timeout(timeout));
+        }
+        tokio::time::timeout_at(at, self.ask(plan)).await.unwrap_or(Err(StoreError::Timeout(timeout)))
     }
 
     async fn ask(&self, plan: &Plan<'_>) -> Result<Option<Taken>, StoreError> {
@@ -67,4 +110,12 @@ impl Limiter {
             tracing::error!(kind, %error, ?policy, more, "the store failed, the answer follows on_store_error");
         });
     }
+}
+
+/// When a check is to be answered that had to wait for something before its take.
+#[derive(Clone, Copy, Debug)]
+struct Deadline {
+    at: Instant,
+    /// The time that it had in all.
+    timeout: Duration,
 }

@@ -5,6 +5,7 @@
 
 mod connect;
 mod fault;
+mod metadata;
 mod script;
 mod url;
 
