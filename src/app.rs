@@ -51,11 +51,6 @@ pub fn serve(config: Config, origin: &str) -> Result<(), AppError> {
     served
 }
 
-/// The store that the settings name. Does not connect.
-pub fn store(settings: &Settings) -> Arc<dyn Store> {
-    redis_store(settings).map_or_else(|| memory_store(settings), |redis| redis as Arc<dyn Store>)
-}
-
 fn memory_store(settings: &Settings) -> Arc<dyn Store> {
     Arc::new(MemoryStore::new(Arc::new(SystemClock), settings.memory_capacity))
 }

@@ -6,9 +6,11 @@
 mod connect;
 mod fault;
 mod metadata;
+mod scan;
 mod script;
 mod url;
 
+pub use scan::{Cursor, Glance, Round};
 pub use url::{RedisUrl, UrlError};
 
 use super::{Pending, Store, StoreError};

@@ -1,7 +1,9 @@
 //! What Redis says of API keys: how checks follow it, and the commands that write and show it.
 
 use crate::support::redis::Server;
-use crate::support::service::{Tidegate, check};
+use crate::support::service::{Tidegate, check, program};
+use std::io::Write as _;
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -272,4 +274,184 @@ fn a_take_that_follows_a_read_has_what_is_left_of_the_time() {
 #[test]
 fn when_the_read_took_all_the_time_nothing_is_charged_any_more() {
     assert_eq!(with_a_hung_store(Source(None)), (Outcome::Failed(FailurePolicy::Allow), 0));
+}
+
+/// What a command printed, and how it ended.
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+impl Ran {
+    fn json(&self) -> serde_json::Value {
+        assert_eq!(self.code, Some(0), "{}", self.err);
+        serde_json::from_str(&self.out).unwrap()
+    }
+}
+
+/// Runs a command against this Redis with a configuration.
+fn command(server: &Server, config: &str, arguments: &[&str], stdin: &str) -> Ran {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), config).unwrap();
+    let mut child = program(arguments)
+        .env("TIDEGATE_CONFIG", file.path())
+        .env("TIDEGATE_REDIS_URL", server.url())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The child may end without reading.
+    let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+#[test]
+fn key_set_sets_what_is_given_leaves_the_rest_and_removes_what_is_empty() {
+    let server = Server::start(&[]);
+    let set =
+        |more: &[&str]| command(&server, TIERS, &[&["key", "set", "--key-stdin", "--json"], more].concat(), "sk-1\n");
+    let said = set(&["--tier", "GOLD", "--name", "acme", "--per-key", "500@0.5"]).json();
+    assert_eq!((&said["key"], &said["digest"]), (&entry("sk-1").into(), &digest("sk-1").into()));
+    let fields = serde_json::json!({
+        "tier": "gold", "name": "acme", "per_key.max_tokens": "500", "per_key.refill_rate": "0.5",
+    });
+    assert_eq!((&said["fields"], &said["notes"]), (&fields, &serde_json::json!([])));
+    let said = set(&["--suspended", "true", "--name", "", "--per-key", ""]).json();
+    assert_eq!(said["fields"], serde_json::json!({"tier": "gold", "suspended": "true"}));
+
+    let service = service(&server, "1h", "");
+    block_on(async { assert_eq!(code(&ask(&mut client(&service).await, "sk-1").await), 7) });
+
+    let by_digest = ["--digest", &digest("sk-1")];
+    let run = |verb, json: &[&str]| command(&server, TIERS, &[&["key", verb][..], &by_digest, json].concat(), "");
+    let shown = run("show", &[]);
+    assert_eq!(shown.out, format!("{}\n  suspended             true\n  tier                  gold\n", entry("sk-1")));
+    assert_eq!(run("delete", &["--json"]).json()["deleted"], true);
+    assert_eq!(run("delete", &["--json"]).json()["deleted"], false);
+    assert_eq!(run("show", &["--json"]).json()["stored"], false);
+    let left: Vec<String> = server.run(&["KEYS", "rl:apikey:*"]);
+    assert_eq!(left, [] as [&str; 0]);
+}
+
+#[test]
+fn key_set_refuses_what_would_not_count_and_writes_nothing() {
+    let server = Server::start(&[]);
+    let digest = digest("sk-1");
+    for (arguments, exit, part) in [
+        (&["--tier", "platinum"][..], 1, "write one of: free, gold"),
+        (&["--per-user", "10"], 2, "max_tokens@refill_rate"),
+        (&["--per-user", "0@1"], 2, "max_tokens must be"),
+        (&["--suspended", "yes"], 2, "true or false"),
+        (&["--name", "a\nb"], 2, "control characters"),
+        (&[], 2, "required"),
+    ] {
+        let ran = command(&server, TIERS, &[&["key", "set", "--digest", &digest], arguments].concat(), "");
+        assert_eq!(ran.code, Some(exit), "{arguments:?}: {}", ran.err);
+        assert!(ran.err.contains(part), "{arguments:?}: {}", ran.err);
+    }
+    let keys: Vec<String> = server.run(&["KEYS", "*"]);
+    assert_eq!(keys, [] as [&str; 0]);
+}
+
+#[test]
+fn a_key_that_is_given_as_a_digest_by_mistake_is_not_repeated() {
+    let server = Server::start(&[]);
+    for verb in ["show", "delete", "set"] {
+        let more: &[&str] = if verb == "set" { &["--tier", "gold"] } else { &[] };
+        let ran = command(&server, TIERS, &[&["key", verb, "--digest", "sk-very-secret"], more].concat(), "");
+        assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{}", ran.err);
+        assert!(ran.err.contains("hash-key") && !ran.err.contains("secret"), "{}", ran.err);
+    }
+}
+
+#[test]
+fn key_show_says_what_does_not_count_and_what_the_configuration_says_instead() {
+    let server = Server::start(&[]);
+    hset(&server, "sk-1", &["teir", "gold", "tier", "platinum", "per_ip.max_tokens", "\u{1b}[31m5"]);
+    let show = |config: &str, more: &[&str]| {
+        command(&server, config, &[&["key", "show", "--key-stdin"], more].concat(), "sk-1")
+    };
+    let shown = show(TIERS, &[]).out;
+    for part in [
+        "note: teir means nothing here",
+        "note: tier names no tier of this configuration",
+        "note: per_ip.max_tokens is missing or no number",
+        "note: per_ip.refill_rate is missing or no number",
+    ] {
+        assert!(shown.contains(part), "{part} is not in\n{shown}");
+    }
+    assert!(!shown.contains('\u{1b}'));
+    let entry =
+        format!("{{digest: {}, name: acme, tier: gold, per_key: {{max_tokens: 5, refill_rate: 1}}}}", digest("sk-1"));
+    let config = format!("{TIERS}api_keys: [{entry}]\n");
+    let shown = show(&config, &[]).out;
+    assert!(shown.contains("api_keys of the config: name acme, tier gold, per_key 5@1\n"), "{shown}");
+    assert!(shown.contains("nothing of what Redis says counts"), "{shown}");
+    let json = show(&config, &["--json"]).json();
+    assert_eq!(json["config"]["limits"]["per_key"]["max_tokens"], 5.0);
+    let shown = show(&format!("{TIERS}key_metadata: {{size: 0}}\n"), &[]).out;
+    assert!(shown.contains("key_metadata.size is 0"), "{shown}");
+}
+
+#[test]
+fn a_foreign_value_is_neither_read_nor_changed_by_the_commands() {
+    let server = Server::start(&[]);
+    let _: () = server.run(&["SET", &entry("sk-1"), "a foreign value"]);
+    for arguments in [&["show"][..], &["set", "--tier", "gold"]] {
+        let ran = command(&server, TIERS, &[&["key"], arguments, &["--key-stdin"]].concat(), "sk-1");
+        assert_eq!(ran.code, Some(1));
+        assert!(ran.err.contains(&entry("sk-1")) && ran.err.contains("WRONGTYPE"), "{}", ran.err);
+    }
+    let text: String = server.run(&["GET", &entry("sk-1")]);
+    assert_eq!(text, "a foreign value");
+}
+
+#[test]
+fn bucket_list_shows_buckets_and_neither_metadata_nor_other_keys() {
+    let server = Server::start(&[]);
+    let service = service(&server, "1h", "");
+    block_on(async {
+        let mut client = client(&service).await;
+        assert_eq!(code(&ask(&mut client, "sk-1").await), 0);
+    });
+    hset(&server, "sk-1", &["tier", "gold"]);
+    let _: () = server.run(&["SET", "rl:text", "x"]);
+    let _: i64 = server.run(&["HSET", "other:user:a", "tokens", "1"]);
+    let _: i64 = server.run(&["HSET", "rl:a\u{1b}[31mb", "colour", "red"]);
+    let list = |more: &[&str]| command(&server, TIERS, &[&["bucket", "list"], more].concat(), "");
+    let ran = list(&["--json"]);
+    let lines: Vec<serde_json::Value> = ran.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    // What readiness asks of the store may leave a bucket, too.
+    let keys: Vec<&str> =
+        lines.iter().map(|line| line["key"].as_str().unwrap()).filter(|key| !key.starts_with("rl:user:~")).collect();
+    assert_eq!(keys, [r"rl:a\x1b[31mb", "rl:ip:192.0.2.1", &format!("rl:key:{}", digest("sk-1"))]);
+    assert_eq!(lines[0]["tokens"], serde_json::Value::Null);
+    assert_eq!(lines[1]["tokens"], 999.0);
+    assert!(lines[1]["ttl"].as_f64().unwrap() > 0.0 && lines[1]["last_refill"]["seconds"].is_f64(), "{}", lines[1]);
+    let table = list(&[]).out;
+    assert!(table.starts_with("KEY ") && table.contains("rl:ip:192.0.2.1 ") && !table.contains('\u{1b}'), "{table}");
+    assert!(list(&["--prefix", "rl:*"]).err.contains("there are none"), "a prefix is no pattern");
+    let other = list(&["--prefix", "other:"]).out;
+    assert!(other.contains("other:user:a"), "{other}");
+}
+
+#[test]
+fn bucket_list_is_bounded_and_says_when_there_is_more() {
+    let server = Server::start(&[]);
+    let fill = "for i = 1, 3000 do redis.call('HSET', 'rl:user:' .. i, 'tokens', i, 'last_refill', 1) end";
+    let _: () = server.run(&["EVAL", fill, "0"]);
+    let list = |more: &[&str]| command(&server, TIERS, &[&["bucket", "list", "--json"], more].concat(), "");
+    let ran = list(&[]);
+    assert_eq!((ran.code, ran.out.lines().count()), (Some(0), 100));
+    assert!(ran.err.contains("more than these 100; raise --limit"), "{}", ran.err);
+    let ran = list(&["--limit", "3000"]);
+    assert_eq!((ran.out.lines().count(), ran.err.as_str()), (3000, ""));
+    let ran = list(&["--prefix", "rl:user:299"]);
+    assert_eq!((ran.out.lines().count(), ran.err.as_str()), (11, ""));
+    assert_eq!(list(&["--limit", "0"]).code, Some(2));
+    assert_eq!(runs(&server, "keys"), 0);
 }
