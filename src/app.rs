@@ -4,6 +4,8 @@ use crate::clock::{SteadyClock, SystemClock};
 use crate::config::{ClockSource, Config, LogFormat, Settings};
 use crate::ext_authz::Service;
 use crate::limiter::Limiter;
+use crate::limiter::keys::{KeyMemory, KeyMemorySettings};
+use crate::policy::Policy;
 use crate::server::health::Health;
 use crate::server::{Endpoint, ServerError};
 use crate::store::Store;
@@ -48,26 +50,43 @@ pub fn serve(config: Config, origin: &str) -> Result<(), AppError> {
     served
 }
 
-/// The store that the settings name. `key_prefix` is the policy's.
+fn memory_store(settings: &Settings) -> Arc<dyn Store> {
+    Arc::new(MemoryStore::new(Arc::new(SystemClock), settings.memory_capacity))
+}
+
+/// The Redis that the settings name, if they do. `key_prefix` is the policy's.
 ///
 /// # Panics
 /// Outside a tokio runtime.
-pub fn store(settings: &Settings, key_prefix: &str) -> Arc<dyn Store> {
-    let clock = Arc::new(SystemClock);
-    let Some(servers) = &settings.redis else {
-        return Arc::new(MemoryStore::new(clock, settings.memory_capacity));
-    };
+pub fn redis_store(settings: &Settings, key_prefix: &str) -> Option<Arc<RedisStore>> {
+    let servers = settings.redis.as_ref()?;
     let clock = match settings.clock {
         ClockSource::Redis => redis::ClockSource::Redis,
-        ClockSource::Local => redis::ClockSource::Local(clock),
+        ClockSource::Local => redis::ClockSource::Local(Arc::new(SystemClock)),
     };
-    Arc::new(RedisStore::new(RedisSettings {
+    Some(Arc::new(RedisStore::new(RedisSettings {
         topology: servers.topology.clone(),
         limits: servers.limits,
         clock,
         client_name: servers.client_name.clone(),
         key_prefix: key_prefix.to_owned(),
-    }))
+    })))
+}
+
+/// The limiter over `store`; with Redis it asks there of API keys, if the settings and the policy let it.
+fn limiter(policy: Policy, store: Arc<dyn Store>, redis: Option<Arc<RedisStore>>, settings: &Settings) -> Limiter {
+    let (size, max_age) = (settings.key_metadata.size, settings.key_metadata.max_age);
+    let keys = redis.zip(settings.redis.as_ref()).filter(|_| size > 0 && !policy.sources.key.is_empty());
+    let keys = keys.map(|(redis, servers)| {
+        let settings = KeyMemorySettings { size, max_age, timeout: servers.limits.timeout };
+        KeyMemory::new(redis, &policy.key_prefix, &policy.tiers, settings)
+    });
+    let limiter =
+        Limiter::new(policy, store).with_fallback(Arc::new(SteadyClock::default()), settings.memory_capacity);
+    match keys {
+        Some(keys) => limiter.with_keys(keys),
+        None => limiter,
+    }
 }
 
 async fn run(config: Config, origin: &str) -> Result<(), AppError> {
@@ -77,9 +96,9 @@ async fn run(config: Config, origin: &str) -> Result<(), AppError> {
     for warning in warnings {
         tracing::warn!("config: {warning}");
     }
-    let store = store(&settings, &policy.key_prefix);
-    let limiter = Limiter::new(policy, store.clone());
-    let limiter = Arc::new(limiter.with_fallback(Arc::new(SteadyClock::default()), settings.memory_capacity));
+    let redis = redis_store(&settings, &policy.key_prefix);
+    let store = redis.clone().map_or_else(|| memory_store(&settings), |redis| redis as Arc<dyn Store>);
+    let limiter = Arc::new(limiter(policy, store.clone(), redis, &settings));
     let health = Health::new().await;
     let mut signals = Signals::new().map_err(AppError::Signals)?;
     let endpoint = Endpoint::bind(&settings.listen).await?;

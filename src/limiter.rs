@@ -1,6 +1,8 @@
 //! Introduces the two wings to each other: plan, take, decide.
 //!
-//! Gives decisions; knows no protocol. The take is the only await.
+//! Gives decisions; knows no protocol. The take is the only await, but for a key that is not known yet.
+
+pub mod keys;
 
 mod fallback;
 mod outage;
@@ -11,10 +13,13 @@ use crate::complaint::Complaint;
 use crate::policy::decision::{Decision, Unavailable, decide};
 use crate::policy::request::Request;
 use crate::policy::route::Oddity;
-use crate::policy::{Plan, Policy, Step};
+use crate::policy::{Draft, Plan, Policy, Step};
 use crate::store::{Store, StoreError};
 use fallback::Fallback;
+use keys::{Found, KeyMemory, Known};
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Buckets at most of an outage, where nothing else is said.
 const FALLBACK_CAPACITY: usize = 1_000_000;
@@ -25,18 +30,26 @@ pub struct Limiter {
     policy: Policy,
     store: Arc<dyn Store>,
     fallback: Fallback,
+    keys: Option<KeyMemory>,
     oddities: Complaint,
 }
 
 impl Limiter {
     pub fn new(policy: Policy, store: Arc<dyn Store>) -> Self {
         let fallback = Fallback::new(Arc::new(SteadyClock::default()), FALLBACK_CAPACITY);
-        Self { policy, store, fallback, oddities: Complaint::default() }
+        Self { policy, store, fallback, keys: None, oddities: Complaint::default() }
     }
 
     /// With another clock for outages and their buckets, and another bound on how many buckets those may be.
+    #[must_use]
     pub fn with_fallback(self, clock: Arc<dyn Clock>, capacity: usize) -> Self {
         Self { fallback: Fallback::new(clock, capacity), ..self }
+    }
+
+    /// Asks `keys` of API keys that the policy says nothing of. It must have been made for the same policy.
+    #[must_use]
+    pub fn with_keys(self, keys: KeyMemory) -> Self {
+        Self { keys: Some(keys), ..self }
     }
 
     pub fn policy(&self) -> &Policy {
@@ -45,17 +58,48 @@ impl Limiter {
 
     /// Charges one request and says what came of it. Never fails: what a failed store means is the policy's to say.
     ///
-    /// The request is read before the first await and not kept: the future holds the plan alone.
+    /// The request is read before the first await and not kept: the future holds the draft, then the plan.
     pub fn check<'l>(&'l self, request: &Request<'_>) -> impl Future<Output = (Plan<'l>, Decision)> + Send + use<'l> {
-        let plan = self.policy.plan(request);
+        let draft = self.policy.draft(request);
         async move {
+            let (key, deadline) = self.look_up(&draft).await;
+            let plan = self.policy.plan(draft, key.as_deref());
             if let Some(oddity) = plan.oddity {
                 self.complain_of(oddity, &plan);
             }
-            let answer = self.ask(&plan).await;
+            let answer = self.ask_until(deadline, &plan).await;
             let decision = self.conclude(&plan, &answer);
             (plan, decision)
         }
+    }
+
+    /// What is known of the caller's key besides the policy; and, where that had to be waited for, when the whole check
+    /// is to be answered.
+    async fn look_up(&self, draft: &Draft<'_>) -> (Known, Option<Deadline>) {
+        let (Some(keys), Some(digest)) = (&self.keys, draft.unknown_key()) else {
+            return (None, None);
+        };
+        let now = Instant::now();
+        match keys.find(digest, now) {
+            Found::Known(known) => (known, None),
+            Found::Reading { reading, last } => {
+                let deadline = Deadline { at: now + keys.timeout(), timeout: keys.timeout() };
+                (tokio::time::timeout_at(deadline.at, reading).await.unwrap_or(last), Some(deadline))
+            }
+        }
+    }
+
+    /// As [`Self::ask`], bounded by what is left of the time. When nothing is left the store is not asked: it would
+    /// charge what was answered already.
+    async fn ask_until(&self, deadline: Option<Deadline>, plan: &Plan<'_>) -> Result<Option<Taken>, StoreError> {
+        let Some(Deadline { at, timeout }) = deadline else {
+            return self.ask(plan).await;
+        };
+        let asks = matches!(plan.step(), Step::Peek | Step::Take);
+        if asks && Instant::now() >= at {
+            return Err(StoreError::Timeout(timeout));
+        }
+        tokio::time::timeout_at(at, self.ask(plan)).await.unwrap_or(Err(StoreError::Timeout(timeout)))
     }
 
     async fn ask(&self, plan: &Plan<'_>) -> Result<Option<Taken>, StoreError> {
@@ -85,4 +129,12 @@ impl Limiter {
             }
         }
     }
+}
+
+/// When a check is to be answered that had to wait for something before its take.
+#[derive(Clone, Copy, Debug)]
+struct Deadline {
+    at: Instant,
+    /// The time that it had in all.
+    timeout: Duration,
 }

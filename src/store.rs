@@ -1,4 +1,4 @@
-//! The port to where buckets are kept: take, peek, reset, probe.
+//! The port to where buckets are kept: take, peek, reset, probe; and one to where metadata of API keys are.
 //!
 //! A store takes charges and gives token levels. It knows no identities, tiers or answers.
 
@@ -31,6 +31,21 @@ pub trait Store: Debug + Send + Sync {
     /// A take of nothing, to learn whether the store can do what a check needs. Of several servers that share the buckets
     /// one that can is enough.
     fn probe(&self) -> Pending<'_, ()>;
+}
+
+/// Fields and values, as they are stored.
+pub type Fields = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// A place where the operator keeps what is to be known of single API keys. What the fields mean is not known here.
+pub trait KeyMetadata: Debug + Send + Sync {
+    /// All that is kept under `key`: nothing, where there is nothing.
+    fn read<'a>(&'a self, key: &'a str) -> Pending<'a, Fields>;
+
+    /// Sets some fields and removes others, and leaves the rest as it is.
+    fn write<'a>(&'a self, key: &'a str, set: &'a [(&'a str, String)], remove: &'a [&'a str]) -> Pending<'a, ()>;
+
+    /// Removes all that is kept under `key`. Says whether there was something.
+    fn delete<'a>(&'a self, key: &'a str) -> Pending<'a, bool>;
 }
 
 /// Why a store did not answer. The text never holds a password; it may hold a bucket's key.

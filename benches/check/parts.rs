@@ -78,13 +78,13 @@ pub(crate) fn in_process(requests: &[Bytes]) -> Vec<(&'static str, f64)> {
     });
     let plan_and_decide = median(|place| {
         let request = request::read(&checks[place % checks.len()]);
-        let plan = policy.plan(&request);
+        let plan = policy.plan(policy.draft(&request), None);
         black_box(decide(&plan, Ok(Some(&taken))));
     });
     let all = median(|place| {
         let check = &checks[place % checks.len()];
         let request = request::read(check);
-        let plan = policy.plan(&request);
+        let plan = policy.plan(policy.draft(&request), None);
         let decision = decide(&plan, Ok(Some(&taken)));
         let wording = response::Wording {
             answers: &policy.answers,

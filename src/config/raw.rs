@@ -47,6 +47,8 @@ pub(super) struct Raw {
     pub(super) identity: Option<Identity>,
     /// Known API keys.
     pub(super) api_keys: Option<List<ApiKey>>,
+    /// What Redis says of API keys that `api_keys` does not name; of no effect without `redis`.
+    pub(super) key_metadata: Option<KeyMetadata>,
     /// Known users.
     pub(super) users: Option<List<User>>,
     /// What differs for parts of the traffic. The first that matches counts.
@@ -57,6 +59,9 @@ pub(super) struct Raw {
     pub(super) error_answer: Option<ErrorAnswer>,
     /// Remove the headers that carry API keys before the request goes upstream. Default: false.
     pub(super) strip_api_key: Option<bool>,
+    /// The status that a suspended API key is denied with: 403 or 429. Default: 403.
+    #[schemars(extend("enum" = [403, 429]))]
+    pub(super) suspended_answer: Option<u64>,
     /// What the process says of itself, on standard error.
     pub(super) log: Option<Log>,
 }
@@ -312,9 +317,21 @@ pub(super) struct ApiKey {
     pub(super) name: Option<String>,
     /// Read where `identity.tier` says `api_key`.
     pub(super) tier: Option<String>,
+    /// Always denied. Default: false.
+    pub(super) suspended: Option<bool>,
     pub(super) per_user: Option<Quota>,
     pub(super) per_key: Option<Quota>,
     pub(super) per_ip: Option<Quota>,
+}
+
+/// What Redis says of API keys (`tidegate key set`), as each process remembers it.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct KeyMetadata {
+    /// Keys at most that are remembered, unknown ones included; 0: Redis is not asked for any. Default: 100000.
+    pub(super) size: Option<u64>,
+    /// How long before Redis is asked again: a change takes effect within this time. Default: 30s.
+    pub(super) max_age: Option<Span>,
 }
 
 /// One known user. What is left out is as in the caller's tier.

@@ -13,6 +13,7 @@ pub struct Settings {
     /// Buckets at most in this process's memory.
     pub memory_capacity: usize,
     pub clock: ClockSource,
+    pub key_metadata: KeyMetadata,
     /// Whether the service is ready only while the store answers.
     pub readiness_requires_store: bool,
     /// NOT_SERVING this long before connections are closed; may be zero.
@@ -29,6 +30,15 @@ pub struct Redis {
     pub limits: CallLimits,
     /// What CLIENT LIST on the servers shows.
     pub client_name: String,
+}
+
+/// What a process remembers of what Redis says of API keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyMetadata {
+    /// Keys at most, unknown ones included; 0: Redis is not asked.
+    pub size: usize,
+    /// How long before Redis is asked again.
+    pub max_age: Duration,
 }
 
 /// Whose clock refills buckets.

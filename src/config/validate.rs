@@ -17,7 +17,7 @@ use super::fault::Report;
 use super::raw::{self, Raw};
 use super::settings::Settings;
 use crate::policy::Policy;
-use crate::policy::decision::{Answers, ErrorAnswer, Mode};
+use crate::policy::decision::{Answers, ErrorAnswer, Mode, SuspendedAnswer};
 use crate::policy::identity::Sources;
 use failure::Failure;
 
@@ -92,7 +92,20 @@ fn answers(raw: &Raw, report: &mut Report) -> Answers {
         x_ratelimit = has(|set| matches!(set, raw::HeaderSet::XRatelimit));
         ietf = has(|set| matches!(set, raw::HeaderSet::Ietf));
     }
-    Answers { x_ratelimit, ietf, error_answer, strip_api_key: raw.strip_api_key.unwrap_or(usual.strip_api_key) }
+    let suspended = suspended_answer(raw.suspended_answer, report);
+    let strip_api_key = raw.strip_api_key.unwrap_or(usual.strip_api_key);
+    Answers { x_ratelimit, ietf, error_answer, suspended, strip_api_key }
+}
+
+fn suspended_answer(status: Option<u64>, report: &mut Report) -> SuspendedAnswer {
+    match status {
+        Some(403) | None => SuspendedAnswer::Forbidden,
+        Some(429) => SuspendedAnswer::TooManyRequests,
+        Some(other) => {
+            report.fault("suspended_answer", format!("{other} is no status for a suspended key; write 403 or 429"));
+            SuspendedAnswer::default()
+        }
+    }
 }
 
 /// Warns of what is configured but never read, because `identity` has no source for it.

@@ -10,13 +10,18 @@ use super::proto::{
 use crate::bucket::{Dimension, Key};
 use crate::policy::Plan;
 use crate::policy::api_key::Digester;
-use crate::policy::decision::{Answers, Decision, ErrorAnswer, FailurePolicy, Mode, Outcome, Standing};
+use crate::policy::decision::{
+    Answers, Decision, ErrorAnswer, FailurePolicy, Mode, Outcome, Standing, SuspendedAnswer,
+};
 use bytes::Bytes;
 use std::fmt::Write as _;
 use tonic::{Code, Status};
 
 /// How long, in seconds, a client should wait while the store is away.
 const RETRY_STORE_AFTER: u64 = 1;
+
+/// The pushback of a gRPC client that is not to try again: gRFC A6 takes any negative number so.
+const NEVER_RETRY: &[u8] = b"-1";
 
 /// What the wording depends on besides the decision.
 #[derive(Debug)]
@@ -48,6 +53,7 @@ pub fn write<'a, K: Iterator<Item = &'a str>>(
             Err(Status::unavailable("rate limiter unavailable"))
         }
         Outcome::Failed(_) => Ok(unavailable(plan, decision, wording.digester)),
+        Outcome::Suspended => Ok(suspended(plan, decision, &wording)),
         _ => Ok(denied(plan, decision, &wording)),
     }
 }
@@ -83,6 +89,23 @@ fn denied<K>(plan: &Plan<'_>, decision: &Decision, wording: &Wording<'_, K>) -> 
     let response = http(StatusCode::TooManyRequests, fields, denied_body(&decision.outcome));
     let metadata = metadata(plan, decision, wording.digester);
     answer(Code::ResourceExhausted, HttpResponse::DeniedResponse(response), metadata)
+}
+
+/// Says nothing of limits and of waiting, neither of which helps.
+fn suspended<K>(plan: &Plan<'_>, decision: &Decision, wording: &Wording<'_, K>) -> CheckResponse {
+    let (status, code) = match wording.answers.suspended {
+        SuspendedAnswer::Forbidden => (StatusCode::Forbidden, Code::PermissionDenied),
+        SuspendedAnswer::TooManyRequests => (StatusCode::TooManyRequests, Code::ResourceExhausted),
+    };
+    let mut fields = Vec::with_capacity(3);
+    if wording.grpc {
+        fields.push(replace(headers::GRPC_STATUS, number(code as u64)));
+        if code == Code::ResourceExhausted {
+            fields.push(replace(headers::GRPC_PUSHBACK, Bytes::from_static(NEVER_RETRY)));
+        }
+    }
+    let response = http(status, fields, Bytes::from_static(br#"{"error":"api_key_suspended"}"#));
+    answer(code, HttpResponse::DeniedResponse(response), metadata(plan, decision, wording.digester))
 }
 
 fn unavailable(plan: &Plan<'_>, decision: &Decision, digester: &Digester) -> CheckResponse {
@@ -172,7 +195,7 @@ fn metadata(plan: &Plan<'_>, decision: &Decision, digester: &Digester) -> Struct
     if let Some(rule) = plan.rule {
         text("rule", Bytes::copy_from_slice(rule.as_bytes()));
     }
-    if let Some(name) = plan.key_name {
+    if let Some(name) = &plan.key_name {
         text("key_name", Bytes::copy_from_slice(name.as_bytes()));
     }
     if let Some(kind) = decision.store_error {
@@ -209,6 +232,7 @@ fn field(name: &'static str, kind: Kind) -> FieldEntry {
 fn decision_name(decision: &Decision) -> &'static str {
     match decision.outcome {
         Outcome::Exempt => "exempt",
+        Outcome::Suspended => "suspended",
         Outcome::Unlimited => "unlimited",
         Outcome::Admitted => "allowed",
         Outcome::Denied { .. } => "denied",
@@ -247,6 +271,7 @@ mod tests {
             tier: "free",
             rule: Some("chat"),
             exempt: false,
+            suspended: false,
             key_name: None,
             cost: costs[0],
             mode,
@@ -444,6 +469,31 @@ mod tests {
     fn what_the_store_decided_is_not_called_degraded() {
         let response = words(&enforced(), Some(ADMITTED), Answers::default(), false).unwrap();
         assert_eq!((metadata_of(&response, "degraded"), metadata_of(&response, "store_error")), (None, None));
+    }
+
+    #[test]
+    fn a_suspended_key_is_denied_without_a_word_of_waiting() {
+        let of = |answer, grpc| {
+            let plan = Plan {
+                charges: Charges::new(),
+                suspended: true,
+                key_name: Some("acme".into()),
+                ..plan(Mode::Enforce, FailurePolicy::Allow, [1.0, 1.0])
+            };
+            let response = words(&plan, None, Answers { suspended: answer, ..Answers::default() }, grpc).unwrap();
+            assert_eq!(metadata_of(&response, "decision"), Some(&Kind::StringValue("suspended".into())));
+            assert_eq!(metadata_of(&response, "key_name"), Some(&Kind::StringValue("acme".into())));
+            let Some(HttpResponse::DeniedResponse(denied)) = &response.http_response else { panic!("{response:?}") };
+            assert_eq!(denied.body, r#"{"error":"api_key_suspended"}"#);
+            (code(&response), denied.status.as_ref().unwrap().code, pairs(&denied.headers))
+        };
+        use SuspendedAnswer::{Forbidden, TooManyRequests};
+        let (json, forbidden) = (("content-type", "application/json"), ("grpc-status", "7"));
+        assert_eq!(of(Forbidden, false), (7, 403, owned(&[json])));
+        assert_eq!(of(Forbidden, true), (7, 403, owned(&[forbidden, json])));
+        assert_eq!(of(TooManyRequests, false), (8, 429, owned(&[json])));
+        let never = [("grpc-status", "8"), ("grpc-retry-pushback-ms", "-1"), json];
+        assert_eq!(of(TooManyRequests, true), (8, 429, owned(&never)));
     }
 
     #[test]

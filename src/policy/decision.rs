@@ -40,14 +40,31 @@ pub struct Answers {
     /// Send the IETF draft's `RateLimit` and `RateLimit-Policy`.
     pub ietf: bool,
     pub error_answer: ErrorAnswer,
+    pub suspended: SuspendedAnswer,
     /// Remove the headers that carry API keys before the request goes upstream.
     pub strip_api_key: bool,
 }
 
 impl Default for Answers {
     fn default() -> Self {
-        Self { x_ratelimit: true, ietf: false, error_answer: ErrorAnswer::default(), strip_api_key: false }
+        Self {
+            x_ratelimit: true,
+            ietf: false,
+            error_answer: ErrorAnswer::default(),
+            suspended: SuspendedAnswer::default(),
+            strip_api_key: false,
+        }
     }
+}
+
+/// How a suspended API key is denied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SuspendedAnswer {
+    /// 403, and PERMISSION_DENIED for gRPC clients.
+    #[default]
+    Forbidden,
+    /// 429, and RESOURCE_EXHAUSTED.
+    TooManyRequests,
 }
 
 /// How Envoy is told that the store failed and that the policy is to deny.
@@ -82,6 +99,8 @@ pub struct Local {
 pub enum Outcome {
     /// A rule takes it out of all limits.
     Exempt,
+    /// The API key is suspended: no waiting helps.
+    Suspended,
     /// No limit is configured that concerns it.
     Unlimited,
     /// Every bucket covered its cost.
@@ -143,6 +162,7 @@ impl Decision {
 /// asked.
 pub fn decide(plan: &Plan<'_>, answer: Result<Option<&Taken>, Unavailable<'_>>) -> Decision {
     let (outcome, binding) = match (plan.step(), answer) {
+        _ if plan.suspended => (Outcome::Suspended, None),
         (Step::NeverFits, _) => never_fits(plan),
         (Step::Nothing, _) => (if plan.exempt { Outcome::Exempt } else { Outcome::Unlimited }, None),
         (_, Ok(Some(taken))) => weigh(&plan.charges, taken),

@@ -7,12 +7,15 @@ mod breaker;
 mod cluster;
 mod connect;
 mod fault;
+mod metadata;
 mod node;
+mod scan;
 mod script;
 mod sentinel;
 mod url;
 
 pub use node::CallLimits;
+pub use scan::{Cursor, Glance, Round};
 pub use url::{RedisUrl, TlsError, TlsFiles, UrlError};
 
 use super::{Pending, Store, StoreError};
@@ -141,7 +144,7 @@ impl RedisStore {
         match &self.servers {
             Servers::One(node) => open(node),
             Servers::Sentinel(sentinel) => sentinel.known().as_ref().map_or(0, open),
-            Servers::Cluster(cluster) => cluster.masters().iter().map(open).sum(),
+            Servers::Cluster(cluster) => cluster.known_masters().iter().map(open).sum(),
         }
     }
 
@@ -177,6 +180,21 @@ impl RedisStore {
 
     fn told(&self, failure: &Failure, url: &RedisUrl) -> StoreError {
         failure.told(url, self.limits.timeout)
+    }
+
+    /// The servers that hold buckets, each some of them.
+    async fn masters(&self) -> Result<Vec<Arc<Node>>, StoreError> {
+        match &self.servers {
+            Servers::One(node) => Ok(vec![node.clone()]),
+            Servers::Sentinel(sentinel) => {
+                let master = sentinel.master(self.deadline()).await;
+                Ok(vec![master.map_err(|failure| self.told(&failure, sentinel.url()))?])
+            }
+            Servers::Cluster(cluster) => {
+                let masters = cluster.masters(self.deadline()).await;
+                masters.map_err(|failure| self.told(&failure, cluster.url()))
+            }
+        }
     }
 
     /// Sends a command to the server that holds `key`.

@@ -15,6 +15,7 @@ mod cli;
 mod config;
 mod docs;
 mod fleet;
+mod keys;
 mod modules;
 mod outage;
 mod policy;

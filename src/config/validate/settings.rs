@@ -5,7 +5,7 @@ use super::text::{count, span};
 use crate::config::env::{Given, Overrides};
 use crate::config::fault::{Report, listed, nearest, quoted};
 use crate::config::raw::{self, Raw};
-use crate::config::settings::{ClockSource, Log, LogFormat, Settings};
+use crate::config::settings::{ClockSource, KeyMetadata, Log, LogFormat, Settings};
 use crate::server::Listen;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,6 +18,7 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
     let redis = redis::redis(raw.redis.as_ref(), overrides, report);
     let capacity = raw.memory.as_ref().and_then(|memory| memory.capacity);
     let capacity = count("memory.capacity", capacity, 1_000_000, 1..=1_000_000_000, report);
+    let key_metadata = key_metadata(raw.key_metadata.as_ref(), report);
     let drain = span("drain", raw.drain.as_ref(), Duration::from_secs(5), Duration::ZERO..=MINUTES_5, report);
     let shortest = Duration::from_millis(1);
     let shutdown = span("shutdown", raw.shutdown.as_ref(), Duration::from_secs(10), shortest..=MINUTES_5, report);
@@ -30,11 +31,21 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
             Some(raw::Clock::Local) => ClockSource::Local,
             Some(raw::Clock::Redis) | None => ClockSource::Redis,
         },
+        key_metadata: key_metadata?,
         readiness_requires_store: raw.readiness_requires_store.unwrap_or(true),
         drain: drain?,
         shutdown: shutdown?,
         log: log?,
     })
+}
+
+fn key_metadata(raw: Option<&raw::KeyMetadata>, report: &mut Report) -> Option<KeyMetadata> {
+    let size = raw.and_then(|raw| raw.size);
+    let size = count("key_metadata.size", size, 100_000, 0..=10_000_000, report);
+    let sane = Duration::from_millis(100)..=Duration::from_secs(3600);
+    let max_age = raw.and_then(|raw| raw.max_age.as_ref());
+    let max_age = span("key_metadata.max_age", max_age, Duration::from_secs(30), sane, report);
+    Some(KeyMetadata { size: usize::try_from(size?).unwrap_or(usize::MAX), max_age: max_age? })
 }
 
 /// Checks what the file says even where something comes before it, and gives what comes first.

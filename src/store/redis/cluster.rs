@@ -133,8 +133,13 @@ impl Cluster {
         &self.known.first().url
     }
 
-    /// The masters that hold slots, as far as known.
-    pub(super) fn masters(&self) -> Vec<Arc<Node>> {
+    /// The masters that hold slots.
+    pub(super) async fn masters(&self, deadline: Instant) -> Result<Vec<Arc<Node>>, Failure> {
+        Ok(self.slots(deadline).await?.masters.clone())
+    }
+
+    /// The same, as far as known.
+    pub(super) fn known_masters(&self) -> Vec<Arc<Node>> {
         self.map.borrow().as_ref().map(|slots| slots.masters.clone()).unwrap_or_default()
     }
 
@@ -197,8 +202,8 @@ impl Cluster {
 
     /// Asks every master to take nothing from a bucket of its own; one that can is enough.
     pub(super) async fn probe(&self, deadline: Instant) -> Result<Value, Failure> {
-        let slots = self.slots(deadline).await?;
-        let probes = slots.masters.iter().map(|node| node.probe());
+        let masters = self.masters(deadline).await?;
+        let probes = masters.iter().map(|node| node.probe());
         let mut outcome = Err(Failure::Nowhere("the cluster has no masters".to_owned()));
         for probed in futures_util::future::join_all(probes).await {
             if probed.as_ref().is_err_and(Failure::doubts_slots) {
