@@ -1,13 +1,14 @@
 //! The composition root: puts the parts together, runs them, and takes them down in order.
 
 use crate::bucket::{Charge, Dimension, Key, Quota};
-use crate::clock::SystemClock;
+use crate::clock::{SystemClock, SystemStopwatch};
 use crate::config::{ClockSource, Config, LogFormat, Settings};
 use crate::ext_authz::Service;
 use crate::limiter::Limiter;
 use crate::server::health::Health;
 use crate::server::{Endpoint, ServerError};
 use crate::store::Store;
+use crate::store::deny_cache::DenyCache;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{self, RedisSettings, RedisStore};
 use std::io::{self, IsTerminal as _};
@@ -63,6 +64,14 @@ pub fn store(settings: &Settings) -> Arc<dyn Store> {
     Arc::new(RedisStore::new(RedisSettings { url, timeout, pool_size, clock }))
 }
 
+/// A store whose denials are remembered, if the settings say so. Memory answers as fast as the cache would.
+fn remembering(store: Arc<dyn Store>, settings: &Settings) -> Arc<dyn Store> {
+    let Some(cache) = settings.deny_cache.filter(|_| settings.redis.is_some()) else {
+        return store;
+    };
+    Arc::new(DenyCache::new(store, Arc::new(SystemStopwatch::start()), cache.size, cache.max_age))
+}
+
 async fn run(config: Config, origin: &str) -> Result<(), AppError> {
     let Config { policy, settings, warnings } = config;
     let _log = log_to_stderr(&settings)?;
@@ -70,7 +79,7 @@ async fn run(config: Config, origin: &str) -> Result<(), AppError> {
     for warning in warnings {
         tracing::warn!("config: {warning}");
     }
-    let store = store(&settings);
+    let store = remembering(store(&settings), &settings);
     let limiter = Arc::new(Limiter::new(policy, store.clone()));
     let health = Health::new().await;
     let mut signals = Signals::new().map_err(AppError::Signals)?;

@@ -2,6 +2,7 @@
 //!
 //! A store takes charges and gives token levels. It knows no identities, tiers or answers.
 
+pub mod deny_cache;
 pub mod memory;
 pub mod redis;
 

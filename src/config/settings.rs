@@ -12,6 +12,8 @@ pub struct Settings {
     pub redis: Option<Redis>,
     /// Buckets at most in this process's memory.
     pub memory_capacity: usize,
+    /// `None`: switched off. Without Redis there is none either.
+    pub deny_cache: Option<DenyCache>,
     pub clock: ClockSource,
     /// Whether the service is ready only while the store answers.
     pub readiness_requires_store: bool,
@@ -30,6 +32,15 @@ pub struct Redis {
     pub timeout: Duration,
     /// Connections, each shared by many calls at once.
     pub pool_size: usize,
+}
+
+/// Empty buckets that are remembered, so that Redis need not be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DenyCache {
+    /// Buckets at most.
+    pub size: usize,
+    /// How long an answer of Redis is used at most.
+    pub max_age: Duration,
 }
 
 /// Whose clock refills buckets.

@@ -225,7 +225,7 @@ fn hashed_identity(key: &Key, digester: &Digester) -> Bytes {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
     use super::*;
-    use crate::bucket::{Charge, Charges, Level, Quota, Taken};
+    use crate::bucket::{Charge, Charges, Level, Quota, Source, Taken};
     use crate::policy::Step;
     use crate::policy::decision::Unavailable;
     use crate::policy::decision::decide;
@@ -258,8 +258,11 @@ mod tests {
 
     fn words(plan: &Plan<'_>, levels: Option<[f64; 2]>, answers: Answers, grpc: bool) -> Result<CheckResponse, Status> {
         let level = |tokens| Level { tokens, elapsed: 0.0 };
-        let taken = levels
-            .map(|levels| Taken { admitted: levels == ADMITTED, levels: levels.map(level).into_iter().collect() });
+        let taken = levels.map(|levels| Taken {
+            admitted: levels == ADMITTED,
+            levels: levels.map(level).into_iter().collect(),
+            source: Source::Store,
+        });
         let decision = decide(plan, taken.as_ref().map(Some).ok_or(Unavailable));
         write(
             plan,

@@ -4,7 +4,7 @@ use super::text::{count, span};
 use crate::config::env::{Given, Overrides};
 use crate::config::fault::{Report, item, listed, nearest, quoted};
 use crate::config::raw::{self, Raw};
-use crate::config::settings::{ClockSource, Log, LogFormat, Redis, Settings};
+use crate::config::settings::{ClockSource, DenyCache, Log, LogFormat, Redis, Settings};
 use crate::server::Listen;
 use crate::store::redis::{RedisUrl, UrlError};
 use std::path::PathBuf;
@@ -18,6 +18,7 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
     let redis = redis(raw.redis.as_ref(), overrides, report);
     let capacity = raw.memory.as_ref().and_then(|memory| memory.capacity);
     let capacity = count("memory.capacity", capacity, 1_000_000, 1..=1_000_000_000, report);
+    let deny_cache = deny_cache(raw.deny_cache.as_ref(), report);
     let drain = span("drain", raw.drain.as_ref(), Duration::from_secs(5), Duration::ZERO..=MINUTES_5, report);
     let shortest = Duration::from_millis(1);
     let shutdown = span("shutdown", raw.shutdown.as_ref(), Duration::from_secs(10), shortest..=MINUTES_5, report);
@@ -26,6 +27,7 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
         listen: listen?,
         redis: redis?,
         memory_capacity: usize::try_from(capacity?).unwrap_or(usize::MAX),
+        deny_cache: deny_cache?,
         clock: match raw.clock {
             Some(raw::Clock::Local) => ClockSource::Local,
             Some(raw::Clock::Redis) | None => ClockSource::Redis,
@@ -136,6 +138,16 @@ fn refuse_topology(topology: raw::Topology, report: &mut Report) {
         raw::Topology::Cluster => "cluster",
     };
     report.fault("redis.topology", format!("{name} is not supported yet; write standalone"));
+}
+
+/// The outer `None`: there are faults. The inner: switched off.
+fn deny_cache(raw: Option<&raw::DenyCache>, report: &mut Report) -> Option<Option<DenyCache>> {
+    let size = count("deny_cache.size", raw.and_then(|raw| raw.size), 100_000, 0..=100_000_000, report);
+    let sane = Duration::from_millis(1)..=MINUTES_5;
+    let max_age = raw.and_then(|raw| raw.max_age.as_ref());
+    let max_age = span("deny_cache.max_age", max_age, Duration::from_secs(1), sane, report);
+    let (size, max_age) = (usize::try_from(size?).unwrap_or(usize::MAX), max_age?);
+    Some((size > 0).then_some(DenyCache { size, max_age }))
 }
 
 fn log(raw: Option<&raw::Log>, overrides: &Overrides, report: &mut Report) -> Option<Log> {

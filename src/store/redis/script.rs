@@ -1,6 +1,6 @@
 //! The scripts in `lua/`: how they are called, and what their replies mean.
 
-use crate::bucket::{Charge, Level, Levels, State, Taken, Timestamp};
+use crate::bucket::{Charge, Level, Levels, Source, State, Taken, Timestamp};
 use crate::store::StoreError;
 use deadpool_redis::redis::{self, Cmd, Value};
 
@@ -76,7 +76,7 @@ fn parse_text(text: &str) -> Option<Taken> {
     while let Some(tokens) = words.next() {
         levels.push(Level { tokens: tokens.parse().ok()?, elapsed: words.next()?.parse().ok()? });
     }
-    Some(Taken { admitted, levels })
+    Some(Taken { admitted, levels, source: Source::Store })
 }
 
 /// Reads a stored bucket's fields as the scripts do. What they take for a full bucket is `None`.
