@@ -5,6 +5,7 @@ use crate::clock::{SystemClock, SystemStopwatch};
 use crate::config::{ClockSource, Config, LogFormat, Settings};
 use crate::ext_authz::Service;
 use crate::limiter::Limiter;
+use crate::policy::Policy;
 use crate::server::health::Health;
 use crate::server::{Endpoint, ServerError};
 use crate::store::Store;
@@ -72,6 +73,11 @@ fn remembering(store: Arc<dyn Store>, settings: &Settings) -> Arc<dyn Store> {
     Arc::new(DenyCache::new(store, Arc::new(SystemStopwatch::start()), cache.size, cache.max_age))
 }
 
+fn limiter(policy: Policy, store: Arc<dyn Store>, settings: &Settings) -> Limiter {
+    let limiter = Limiter::new(policy, store);
+    if settings.dedupe { limiter.deduping(Arc::new(SystemStopwatch::start())) } else { limiter }
+}
+
 async fn run(config: Config, origin: &str) -> Result<(), AppError> {
     let Config { policy, settings, warnings } = config;
     let _log = log_to_stderr(&settings)?;
@@ -80,7 +86,7 @@ async fn run(config: Config, origin: &str) -> Result<(), AppError> {
         tracing::warn!("config: {warning}");
     }
     let store = remembering(store(&settings), &settings);
-    let limiter = Arc::new(Limiter::new(policy, store.clone()));
+    let limiter = Arc::new(limiter(policy, store.clone(), &settings));
     let health = Health::new().await;
     let mut signals = Signals::new().map_err(AppError::Signals)?;
     let endpoint = Endpoint::bind(&settings.listen).await?;

@@ -23,6 +23,9 @@ pub(super) struct Raw {
     pub(super) memory: Option<Memory>,
     /// Buckets that Redis found empty, remembered so that it need not be asked again; of no effect without `redis`.
     pub(super) deny_cache: Option<DenyCache>,
+    /// Charge a request once though Envoy asks about it again within 5 seconds, as it may when a Check times out. Holds
+    /// where the same replica is asked. Default: false.
+    pub(super) dedupe: Option<bool>,
     /// What happens to requests while Redis does not answer. Default: allow.
     pub(super) on_store_error: Option<OnStoreError>,
     /// Whether the service is ready only while Redis answers. Default: true.

@@ -14,6 +14,8 @@ pub struct Settings {
     pub memory_capacity: usize,
     /// `None`: switched off. Without Redis there is none either.
     pub deny_cache: Option<DenyCache>,
+    /// Whether a request is charged once though Envoy asks about it again.
+    pub dedupe: bool,
     pub clock: ClockSource,
     /// Whether the service is ready only while the store answers.
     pub readiness_requires_store: bool,

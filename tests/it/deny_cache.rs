@@ -282,6 +282,21 @@ fn a_reset_is_seen_at_once_here_and_within_max_age_when_it_is_done_elsewhere() {
     assert!(rig.take(1, limit, 1.0).admitted);
 }
 
+/// The bucket is written in microsecond 0 and found empty at the end of microsecond 1, 999,998,001 ns before it is full:
+/// whole microseconds would be one too few.
+#[test]
+fn a_bucket_that_is_full_in_this_very_microsecond_is_asked_for() {
+    let rig = Rig::with(Wire::new, 100, Duration::from_secs(60));
+    let limit = quota(1.0, 1.0);
+    assert!(rig.take(1, limit, 1.0).admitted);
+    rig.time.set(1_999);
+    assert!(!rig.take(1, limit, 1.0).admitted);
+    rig.time.set(SECOND - 1);
+    assert!(!rig.take(1, limit, 1.0).admitted);
+    rig.time.set(SECOND);
+    assert!(rig.take(1, limit, 1.0).admitted);
+}
+
 #[test]
 fn another_quota_is_asked_for() {
     let rig = Rig::new();

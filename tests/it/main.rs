@@ -13,6 +13,7 @@ mod agreement;
 mod check;
 mod cli;
 mod config;
+mod dedupe;
 mod deny_cache;
 mod docs;
 mod fleet;

@@ -12,7 +12,7 @@ const MAY_USE: [(&str, &[&str]); 13] = [
     ("complaint", &[]),
     ("recent", &[]),
     ("store", &["bucket", "clock", "complaint", "recent"]),
-    ("limiter", &["bucket", "complaint", "policy", "store"]),
+    ("limiter", &["bucket", "clock", "complaint", "policy", "recent", "store"]),
     ("ext_authz", &["bucket", "policy", "limiter"]),
     ("server", &["ext_authz"]),
     ("config", &["bucket", "policy", "store", "server"]),

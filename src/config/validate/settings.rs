@@ -28,6 +28,7 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
         redis: redis?,
         memory_capacity: usize::try_from(capacity?).unwrap_or(usize::MAX),
         deny_cache: deny_cache?,
+        dedupe: raw.dedupe.unwrap_or(false),
         clock: match raw.clock {
             Some(raw::Clock::Local) => ClockSource::Local,
             Some(raw::Clock::Redis) | None => ClockSource::Redis,
