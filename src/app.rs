@@ -1,6 +1,6 @@
 //! The composition root: puts the parts together, runs them, and takes them down in order.
 
-use crate::clock::{SteadyClock, SystemClock};
+use crate::clock::{SteadyClock, SystemClock, SystemStopwatch};
 use crate::config::{ClockSource, Config, LogFormat, Settings};
 use crate::ext_authz::Service;
 use crate::limiter::Limiter;
@@ -9,6 +9,7 @@ use crate::policy::Policy;
 use crate::server::health::Health;
 use crate::server::{Endpoint, ServerError};
 use crate::store::Store;
+use crate::store::deny_cache::DenyCache;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{self, RedisSettings, RedisStore};
 use std::io::{self, IsTerminal as _};
@@ -81,12 +82,20 @@ fn limiter(policy: Policy, store: Arc<dyn Store>, redis: Option<Arc<RedisStore>>
         let settings = KeyMemorySettings { size, max_age, timeout: servers.limits.timeout };
         KeyMemory::new(redis, &policy.key_prefix, &policy.tiers, settings)
     });
-    let limiter =
-        Limiter::new(policy, store).with_fallback(Arc::new(SteadyClock::default()), settings.memory_capacity);
+    let limiter = Limiter::new(policy, store).with_fallback(Arc::new(SteadyClock::default()), settings.memory_capacity);
+    let limiter = if settings.dedupe { limiter.deduping(Arc::new(SystemStopwatch::start())) } else { limiter };
     match keys {
         Some(keys) => limiter.with_keys(keys),
         None => limiter,
     }
+}
+
+/// The store, whose denials are remembered if the settings say so.
+fn remembering(store: Arc<RedisStore>, settings: &Settings) -> Arc<dyn Store> {
+    let Some(cache) = settings.deny_cache else {
+        return store;
+    };
+    Arc::new(DenyCache::new(store, Arc::new(SystemStopwatch::start()), cache.size, cache.max_age))
 }
 
 async fn run(config: Config, origin: &str) -> Result<(), AppError> {
@@ -97,7 +106,7 @@ async fn run(config: Config, origin: &str) -> Result<(), AppError> {
         tracing::warn!("config: {warning}");
     }
     let redis = redis_store(&settings, &policy.key_prefix);
-    let store = redis.clone().map_or_else(|| memory_store(&settings), |redis| redis as Arc<dyn Store>);
+    let store = redis.clone().map_or_else(|| memory_store(&settings), |redis| remembering(redis, &settings));
     let limiter = Arc::new(limiter(policy, store.clone(), redis, &settings));
     let health = Health::new().await;
     let mut signals = Signals::new().map_err(AppError::Signals)?;

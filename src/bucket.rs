@@ -256,6 +256,27 @@ impl Level {
 /// The level of each bucket of a request, in the order of its charges.
 pub type Levels = SmallVec<[Level; 3]>;
 
+/// Who says what came of an attempt to take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// Where the buckets are.
+    #[default]
+    Store,
+    /// What was remembered of an earlier denial. Of the buckets that were not exhausted nothing is known: they are told
+    /// as full.
+    DenyCache,
+}
+
+impl Source {
+    /// A short constant name, fit for a metric's label.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+            Self::DenyCache => "deny_cache",
+        }
+    }
+}
+
 /// What came of an attempt to take.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Taken {
@@ -263,6 +284,7 @@ pub struct Taken {
     pub admitted: bool,
     /// As they are now: without the cost when admitted, as found when not.
     pub levels: Levels,
+    pub source: Source,
 }
 
 impl Taken {
@@ -289,7 +311,7 @@ pub fn take(charges: &[Charge], states: &mut [Option<State>], now: Timestamp) ->
         levels.push(Level::found(Some(state), &charge.quota, now));
         *slot = Some(state);
     }
-    Taken { admitted: true, levels }
+    Taken { admitted: true, levels, source: Source::Store }
 }
 
 /// Tells what [`take`] would find, with the levels before any cost. `lua/peek.lua` repeats it.
@@ -297,7 +319,7 @@ pub fn peek(charges: &[Charge], states: &[Option<State>], now: Timestamp) -> Tak
     debug_assert_eq!(charges.len(), states.len());
     let levels: Levels = charges.iter().zip(states).map(|(c, state)| Level::found(*state, &c.quota, now)).collect();
     let covered = |(charge, level): (&Charge, &Level)| level.tokens(&charge.quota) >= charge.cost;
-    Taken { admitted: charges.iter().zip(&levels).all(covered), levels }
+    Taken { admitted: charges.iter().zip(&levels).all(covered), levels, source: Source::Store }
 }
 
 /// Gives back what was taken for a request that another bucket denied, as `lua/refund.lua` repeats it: never above a full

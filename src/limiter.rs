@@ -7,14 +7,17 @@ pub mod keys;
 mod fallback;
 mod outage;
 
-use crate::bucket::Taken;
-use crate::clock::{Clock, SteadyClock};
+mod dedupe;
+
+use crate::bucket::{Source, Taken};
+use crate::clock::{Clock, SteadyClock, Stopwatch};
 use crate::complaint::Complaint;
 use crate::policy::decision::{Decision, Unavailable, decide};
 use crate::policy::request::Request;
 use crate::policy::route::Oddity;
 use crate::policy::{Draft, Plan, Policy, Step};
 use crate::store::{Store, StoreError};
+use dedupe::Dedupe;
 use fallback::Fallback;
 use keys::{Found, KeyMemory, Known};
 use std::sync::Arc;
@@ -29,6 +32,7 @@ const FALLBACK_CAPACITY: usize = 1_000_000;
 pub struct Limiter {
     policy: Policy,
     store: Arc<dyn Store>,
+    dedupe: Option<Dedupe>,
     fallback: Fallback,
     keys: Option<KeyMemory>,
     oddities: Complaint,
@@ -37,7 +41,7 @@ pub struct Limiter {
 impl Limiter {
     pub fn new(policy: Policy, store: Arc<dyn Store>) -> Self {
         let fallback = Fallback::new(Arc::new(SteadyClock::default()), FALLBACK_CAPACITY);
-        Self { policy, store, fallback, keys: None, oddities: Complaint::default() }
+        Self { policy, store, dedupe: None, fallback, keys: None, oddities: Complaint::default() }
     }
 
     /// With another clock for outages and their buckets, and another bound on how many buckets those may be.
@@ -52,6 +56,18 @@ impl Limiter {
         Self { keys: Some(keys), ..self }
     }
 
+    /// Charges a request about which Envoy asks again once. Checks then run on a tokio runtime only.
+    #[must_use]
+    pub fn deduping(self, stopwatch: Arc<dyn Stopwatch>) -> Self {
+        let dedupe = Dedupe::new(self.store.clone(), stopwatch);
+        Self { dedupe: Some(dedupe), ..self }
+    }
+
+    /// Checks that were not charged since Envoy had asked the same before.
+    pub fn repeats(&self) -> u64 {
+        self.dedupe.as_ref().map_or(0, Dedupe::repeats)
+    }
+
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -61,13 +77,14 @@ impl Limiter {
     /// The request is read before the first await and not kept: the future holds the draft, then the plan.
     pub fn check<'l>(&'l self, request: &Request<'_>) -> impl Future<Output = (Plan<'l>, Decision)> + Send + use<'l> {
         let draft = self.policy.draft(request);
+        let id = self.dedupe.as_ref().and_then(|_| dedupe::id(request));
         async move {
             let (key, deadline) = self.look_up(&draft).await;
             let plan = self.policy.plan(draft, key.as_deref());
             if let Some(oddity) = plan.oddity {
                 self.complain_of(oddity, &plan);
             }
-            let answer = self.ask_until(deadline, &plan).await;
+            let answer = self.ask_until(deadline, &plan, id.as_deref()).await;
             let decision = self.conclude(&plan, &answer);
             (plan, decision)
         }
@@ -91,22 +108,30 @@ impl Limiter {
 
     /// As [`Self::ask`], bounded by what is left of the time. When nothing is left the store is not asked: it would
     /// charge what was answered already.
-    async fn ask_until(&self, deadline: Option<Deadline>, plan: &Plan<'_>) -> Result<Option<Taken>, StoreError> {
+    async fn ask_until(
+        &self,
+        deadline: Option<Deadline>,
+        plan: &Plan<'_>,
+        id: Option<&[u8]>,
+    ) -> Result<Option<Taken>, StoreError> {
         let Some(Deadline { at, timeout }) = deadline else {
-            return self.ask(plan).await;
+            return self.ask(plan, id).await;
         };
         let asks = matches!(plan.step(), Step::Peek | Step::Take);
         if asks && Instant::now() >= at {
             return Err(StoreError::Timeout(timeout));
         }
-        tokio::time::timeout_at(at, self.ask(plan)).await.unwrap_or(Err(StoreError::Timeout(timeout)))
+        tokio::time::timeout_at(at, self.ask(plan, id)).await.unwrap_or(Err(StoreError::Timeout(timeout)))
     }
 
-    async fn ask(&self, plan: &Plan<'_>) -> Result<Option<Taken>, StoreError> {
+    async fn ask(&self, plan: &Plan<'_>, id: Option<&[u8]>) -> Result<Option<Taken>, StoreError> {
         match plan.step() {
             Step::Nothing | Step::NeverFits => Ok(None),
             Step::Peek => self.store.peek(&plan.charges).await.map(|found| Some(Taken { admitted: true, ..found })),
-            Step::Take => self.store.take(&plan.charges).await.map(Some),
+            Step::Take => match self.dedupe.as_ref().zip(id) {
+                Some((dedupe, id)) => dedupe.take(id, &plan.charges).await.map(Some),
+                None => self.store.take(&plan.charges).await.map(Some),
+            },
         }
     }
 
@@ -120,7 +145,10 @@ impl Limiter {
         match answer {
             Ok(None) => decide(plan, Ok(None)),
             Ok(Some(taken)) => {
-                self.fallback.answered();
+                // What the cache says tells nothing of the store.
+                if taken.source == Source::Store {
+                    self.fallback.answered();
+                }
                 decide(plan, Ok(Some(taken)))
             }
             Err(error) => {

@@ -2,42 +2,46 @@
 //!
 //! Two generations: entries come into the young one; when that holds half of the size it becomes the old one, and the
 //! former old one goes. An entry that is used while it is old becomes young again. So at least the last `size / 2`
-//! entries used are held, and never more than `size`. Takes any keys and values; knows nothing of what they mean.
+//! entries used are held, and never more than `size`. A large map is made of many small ones, among which keys are
+//! spread by chance, so that these numbers hold for each of them; no step then takes long, however many entries there
+//! are. Takes any keys and values; knows nothing of what they mean.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
 use std::collections::hash_map;
 use std::fmt;
-use std::hash::Hash;
+use std::hash::{BuildHasher, Hash, RandomState};
+
+/// Entries of a small map. A table that grows hashes all its entries anew, and one that goes is given back as a whole:
+/// with 50,000 entries that takes several milliseconds, with these a fraction of one.
+const PART: usize = 4096;
 
 /// Entries of the generation that goes which are dropped with every entry that comes. Two for one, so that it is gone
-/// long before the next one goes. Dropped all at once, 50,000 texts stop a thread for milliseconds.
+/// long before the next one goes.
 const DROPPED_PER_INSERT: usize = 2;
 
 /// A bounded map of what was used recently. Memory is taken as entries come.
 ///
 /// Keys are hashed with a seed drawn by chance, so clients may choose them.
 pub struct Recent<K, V> {
-    young: HashMap<K, V>,
-    old: HashMap<K, V>,
-    /// What is left of the generation that goes.
-    leaving: Option<hash_map::IntoIter<K, V>>,
-    /// Entries in a full generation.
-    half: usize,
+    parts: Box<[Generations<K, V>]>,
+    hashing: RandomState,
 }
 
 impl<K: Hash + Eq, V> Recent<K, V> {
     /// A map of at most `size` entries, and at least two.
     pub fn new(size: usize) -> Self {
-        Self { young: HashMap::new(), old: HashMap::new(), leaving: None, half: (size / 2).max(1) }
+        let hashing = RandomState::new();
+        let count = (size / PART).max(1);
+        Self { parts: (0..count).map(|_| Generations::new(size / count, &hashing)).collect(), hashing }
     }
 
     pub fn len(&self) -> usize {
-        self.young.len() + self.old.len()
+        self.parts.iter().map(Generations::len).sum()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.young.is_empty() && self.old.is_empty()
+        self.parts.iter().all(|part| part.len() == 0)
     }
 
     /// Finds an entry and counts that as a use of it.
@@ -53,11 +57,7 @@ impl<K: Hash + Eq, V> Recent<K, V> {
     where
         K: Borrow<Q>,
     {
-        if !self.young.contains_key(key) {
-            let (key, value) = self.old.remove_entry(key)?;
-            self.come(key, value);
-        }
-        self.young.get_mut(key)
+        self.parts[self.place(key)].get_mut(key)
     }
 
     /// Finds an entry without counting that as a use.
@@ -65,11 +65,80 @@ impl<K: Hash + Eq, V> Recent<K, V> {
     where
         K: Borrow<Q>,
     {
-        self.young.get(key).or_else(|| self.old.get(key))
+        let part = &self.parts[self.place(key)];
+        part.young.get(key).or_else(|| part.old.get(key))
     }
 
     /// Puts a value in, and gives back the one it replaces.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
+        self.parts[self.place(&key)].insert(key, value)
+    }
+
+    pub fn remove<Q: Hash + Eq + ?Sized>(&mut self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+    {
+        let part = &mut self.parts[self.place(key)];
+        part.young.remove(key).or_else(|| part.old.remove(key))
+    }
+
+    /// Drops everything at once, and gives the memory back.
+    pub fn clear(&mut self) {
+        for part in &mut self.parts {
+            *part = Generations::new(part.half * 2, &self.hashing);
+        }
+    }
+
+    /// The part of a key. Chosen by other bits of its hash than those by which the part's tables choose.
+    fn place<Q: Hash + ?Sized>(&self, key: &Q) -> usize {
+        match self.parts.len() {
+            1 => 0,
+            count => (self.hashing.hash_one(key) >> 24) as u32 as usize % count,
+        }
+    }
+}
+
+/// Tells how many and not which: keys may be identities.
+impl<K, V> fmt::Debug for Recent<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let len: usize = self.parts.iter().map(|part| part.young.len() + part.old.len()).sum();
+        let size: usize = self.parts.iter().map(|part| part.half * 2).sum();
+        f.debug_struct("Recent").field("len", &len).field("size", &size).finish_non_exhaustive()
+    }
+}
+
+/// A small map.
+struct Generations<K, V> {
+    young: HashMap<K, V>,
+    old: HashMap<K, V>,
+    /// What is left of the generation that goes.
+    leaving: Option<hash_map::IntoIter<K, V>>,
+    /// Entries in a full generation.
+    half: usize,
+}
+
+impl<K: Hash + Eq, V> Generations<K, V> {
+    fn new(size: usize, hashing: &RandomState) -> Self {
+        let empty = || HashMap::with_hasher(hashing.clone());
+        Self { young: empty(), old: empty(), leaving: None, half: (size / 2).max(1) }
+    }
+
+    fn len(&self) -> usize {
+        self.young.len() + self.old.len()
+    }
+
+    fn get_mut<Q: Hash + Eq + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
+    where
+        K: Borrow<Q>,
+    {
+        if !self.young.contains_key(key) {
+            let (key, value) = self.old.remove_entry(key)?;
+            self.come(key, value);
+        }
+        self.young.get_mut(key)
+    }
+
+    fn insert(&mut self, key: K, value: V) -> Option<V> {
         if let Some(there) = self.young.get_mut(&key) {
             return Some(std::mem::replace(there, value));
         }
@@ -78,23 +147,11 @@ impl<K: Hash + Eq, V> Recent<K, V> {
         replaced
     }
 
-    pub fn remove<Q: Hash + Eq + ?Sized>(&mut self, key: &Q) -> Option<V>
-    where
-        K: Borrow<Q>,
-    {
-        self.young.remove(key).or_else(|| self.old.remove(key))
-    }
-
-    /// Drops everything at once, and gives the memory back.
-    pub fn clear(&mut self) {
-        *self = Self::new(self.half * 2);
-    }
-
     /// Takes in an entry that is in neither generation.
     fn come(&mut self, key: K, value: V) {
         if self.young.len() >= self.half {
             // As large as the last one became, so that only the first generation ever grows and is hashed again.
-            let next = HashMap::with_capacity(self.young.len());
+            let next = HashMap::with_capacity_and_hasher(self.young.len(), self.young.hasher().clone());
             let former = std::mem::replace(&mut self.old, std::mem::replace(&mut self.young, next));
             self.leaving = Some(former.into_iter());
         }
@@ -105,14 +162,6 @@ impl<K: Hash + Eq, V> Recent<K, V> {
                 self.leaving = None;
             }
         }
-    }
-}
-
-/// Tells how many and not which: keys may be identities.
-impl<K, V> fmt::Debug for Recent<K, V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let len = self.young.len() + self.old.len();
-        f.debug_struct("Recent").field("len", &len).field("size", &(self.half * 2)).finish_non_exhaustive()
     }
 }
 
@@ -194,5 +243,15 @@ mod tests {
         }
         map.clear();
         assert_eq!(Rc::strong_count(&value), 1);
+    }
+
+    #[test]
+    fn a_large_map_holds_no_more_than_its_size_and_spreads_its_keys() {
+        let size = 8 * PART;
+        let map = filled(size, 0..3 * size as u32);
+        assert!(map.len() <= size && map.len() >= size * 7 / 16, "{}", map.len());
+        let recent = (3 * size - size * 7 / 16)..3 * size;
+        let held = recent.clone().filter(|key| map.peek(&(*key as u32)).is_some()).count();
+        assert!(held >= recent.len() * 99 / 100, "{held} of {}", recent.len());
     }
 }

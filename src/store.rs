@@ -2,6 +2,7 @@
 //!
 //! A store takes charges and gives token levels. It knows no identities, tiers or answers.
 
+pub mod deny_cache;
 pub mod memory;
 pub mod redis;
 
@@ -78,6 +79,12 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Whether a take that failed so may have been charged all the same: what was sent may have arrived, though no
+    /// answer did, or none that could be read.
+    pub fn may_have_charged(&self) -> bool {
+        matches!(self, Self::Timeout(_) | Self::Connection(_) | Self::Protocol(_))
+    }
+
     /// A short constant name, fit for a metric's label.
     pub fn kind(&self) -> &'static str {
         match self {

@@ -7,7 +7,7 @@ use prost::Message;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidegate::bucket::{Charge, Dimension, Key, Level, Quota, Taken};
+use tidegate::bucket::{Charge, Dimension, Key, Level, Quota, Source, Taken};
 use tidegate::config;
 use tidegate::ext_authz::proto::CheckRequest;
 use tidegate::ext_authz::{request, response};
@@ -71,7 +71,7 @@ pub(crate) fn in_process(requests: &[Bytes]) -> Vec<(&'static str, f64)> {
     let checks: Vec<CheckRequest> =
         requests.iter().take(1000).map(|frame| CheckRequest::decode(&frame[5..]).unwrap()).collect();
     let levels = [59.0, 9.0, 120.0].map(|tokens| Level { tokens, elapsed: 0.0 });
-    let taken = Taken { admitted: true, levels: levels.into_iter().collect() };
+    let taken = Taken { admitted: true, levels: levels.into_iter().collect(), source: Source::Store };
     let decode = median(|place| {
         let frame = requests[place % checks.len()].slice(5..);
         black_box(CheckRequest::decode(frame).unwrap());

@@ -21,6 +21,11 @@ pub(super) struct Raw {
     pub(super) redis: Option<Redis>,
     /// Buckets in this process's memory; of no effect with `redis`.
     pub(super) memory: Option<Memory>,
+    /// Buckets that Redis found empty, remembered so that it need not be asked again; of no effect without `redis`.
+    pub(super) deny_cache: Option<DenyCache>,
+    /// Charge a request once though Envoy asks about it again within 5 seconds, as it may when a Check times out. Holds
+    /// where the same replica is asked. Default: false.
+    pub(super) dedupe: Option<bool>,
     /// What happens to requests while Redis does not answer; tiers and rules may say otherwise. Default: allow.
     pub(super) on_store_error: Option<OnStoreError>,
     /// How many replicas of tidegate there are, or may come to be: `on_store_error: local` needs it, and gives each the
@@ -124,6 +129,17 @@ pub(super) enum Topology {
     Standalone,
     Sentinel,
     Cluster,
+}
+
+/// Buckets that Redis found empty, so that clients that do not stop asking are denied without asking Redis.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DenyCache {
+    /// Buckets remembered at most; 0 switches it off. Default: 100000.
+    pub(super) size: Option<u64>,
+    /// How long an answer of Redis is used at most, and so how late a bucket that is reset elsewhere may be seen.
+    /// Default: 1s.
+    pub(super) max_age: Option<Span>,
 }
 
 /// Buckets in this process's memory.

@@ -12,6 +12,10 @@ pub struct Settings {
     pub redis: Option<Redis>,
     /// Buckets at most in this process's memory.
     pub memory_capacity: usize,
+    /// `None`: switched off. Without Redis there is none either.
+    pub deny_cache: Option<DenyCache>,
+    /// Whether a request is charged once though Envoy asks about it again.
+    pub dedupe: bool,
     pub clock: ClockSource,
     pub key_metadata: KeyMetadata,
     /// Whether the service is ready only while the store answers.
@@ -38,6 +42,15 @@ pub struct KeyMetadata {
     /// Keys at most, unknown ones included; 0: Redis is not asked.
     pub size: usize,
     /// How long before Redis is asked again.
+    pub max_age: Duration,
+}
+
+/// Empty buckets that are remembered, so that Redis need not be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DenyCache {
+    /// Buckets at most.
+    pub size: usize,
+    /// How long an answer of Redis is used at most.
     pub max_age: Duration,
 }
 

@@ -255,7 +255,7 @@ fn hashed_identity(key: &Key, digester: &Digester) -> Bytes {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
     use super::*;
-    use crate::bucket::{Charge, Charges, Level, Quota, Taken};
+    use crate::bucket::{Charge, Charges, Level, Quota, Source, Taken};
     use crate::policy::Step;
     use crate::policy::decision::{Local, Unavailable, decide};
     use std::num::NonZeroU32;
@@ -289,8 +289,11 @@ mod tests {
 
     fn words(plan: &Plan<'_>, levels: Option<[f64; 2]>, answers: Answers, grpc: bool) -> Result<CheckResponse, Status> {
         let level = |tokens| Level { tokens, elapsed: 0.0 };
-        let taken = levels
-            .map(|levels| Taken { admitted: levels == ADMITTED, levels: levels.map(level).into_iter().collect() });
+        let taken = levels.map(|levels| Taken {
+            admitted: levels == ADMITTED,
+            levels: levels.map(level).into_iter().collect(),
+            source: Source::Store,
+        });
         write_of(plan, taken.as_ref().map(Some).ok_or(AWAY), answers, grpc)
     }
 
@@ -312,7 +315,7 @@ mod tests {
         let charges = plan.share(NonZeroU32::new(2).unwrap()).unwrap();
         let admitted = tokens >= charges[0].cost;
         let levels = charges.iter().map(|_| Level { tokens, elapsed: 0.0 }).collect();
-        let local = Local { charges, taken: Taken { admitted, levels } };
+        let local = Local { charges, taken: Taken { admitted, levels, source: Source::Store } };
         write_of(plan, Err(Unavailable { local: Some(&local), ..AWAY }), Answers::default(), false).unwrap()
     }
 

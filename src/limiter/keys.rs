@@ -214,7 +214,8 @@ mod tests {
         let source =
             Source { answer: Mutex::new(Ok(vec![])), reads: AtomicUsize::new(0), gate: Semaphore::new(let_in) };
         let source = Arc::new(source);
-        let tiers = Tiers::new(Tier { name: "free".into(), limits: Limits::default() }, Vec::new());
+        let tiers =
+            Tiers::new(Tier { name: "free".into(), limits: Limits::default(), on_store_error: None }, Vec::new());
         let (max_age, timeout) = (Duration::from_secs(10), Duration::from_millis(50));
         let memory = KeyMemory::new(source.clone(), "rl:", &tiers, KeyMemorySettings { size: 100, max_age, timeout });
         (source, memory)

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     fn tiers() -> Tiers {
-        let tier = |name: &str| Tier { name: name.into(), limits: Limits::default() };
+        let tier = |name: &str| Tier { name: name.into(), limits: Limits::default(), on_store_error: None };
         Tiers::new(tier("free"), vec![tier("gold")])
     }
 

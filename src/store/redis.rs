@@ -19,7 +19,7 @@ pub use scan::{Cursor, Glance, Round};
 pub use url::{RedisUrl, TlsError, TlsFiles, UrlError};
 
 use super::{Pending, Store, StoreError};
-use crate::bucket::{Charge, Key, State, Taken, Timestamp};
+use crate::bucket::{Charge, Key, Levels, Source, State, Taken, Timestamp};
 use crate::clock::Clock;
 use cluster::Cluster;
 use connect::{Dial, Role};
@@ -243,7 +243,7 @@ impl RedisStore {
     ) -> Result<Taken, StoreError> {
         let all = answers.iter().all(|answer| answer.as_ref().is_ok_and(|taken| taken.admitted));
         let took = std::ptr::eq(run.script, &self.take) && !all;
-        let mut whole = Ok(Taken { admitted: all, levels: Default::default() });
+        let mut whole = Ok(Taken { admitted: all, levels: Levels::new(), source: Source::Store });
         for (charge, answer) in run.charges.iter().zip(answers) {
             match (answer, &mut whole) {
                 (Ok(taken), whole) => {

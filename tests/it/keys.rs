@@ -225,7 +225,7 @@ impl Store for Hung {
         Box::pin(std::future::pending())
     }
 
-    fn ping(&self) -> Pending<'_, ()> {
+    fn probe(&self) -> Pending<'_, ()> {
         Box::pin(std::future::pending())
     }
 }

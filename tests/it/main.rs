@@ -13,6 +13,8 @@ mod agreement;
 mod check;
 mod cli;
 mod config;
+mod dedupe;
+mod deny_cache;
 mod docs;
 mod fleet;
 mod keys;

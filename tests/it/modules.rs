@@ -11,7 +11,7 @@ const MAY_USE: [(&str, &[&str]); 13] = [
     ("clock", &["bucket"]),
     ("complaint", &[]),
     ("recent", &[]),
-    ("store", &["bucket", "clock", "complaint"]),
+    ("store", &["bucket", "clock", "complaint", "recent"]),
     ("limiter", &["bucket", "clock", "complaint", "policy", "recent", "store"]),
     ("ext_authz", &["bucket", "policy", "limiter"]),
     ("server", &["ext_authz"]),

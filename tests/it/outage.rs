@@ -50,7 +50,7 @@ impl Store for Moody {
     fn reset<'a>(&'a self, key: &'a Key) -> Pending<'a, bool> {
         self.buckets.reset(key)
     }
-    fn ping(&self) -> Pending<'_, ()> {
+    fn probe(&self) -> Pending<'_, ()> {
         Box::pin(async { self.say(|| ()) })
     }
 }

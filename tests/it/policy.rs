@@ -211,7 +211,7 @@ fn a_suspended_key_is_charged_nothing_and_denied_but_where_a_rule_exempts() {
     let decided = |policy: &Policy| {
         let plan = policy.plan(policy.draft(&with_other_key()), Some(&suspended));
         assert_eq!(plan.step(), Step::Nothing, "nothing is taken from anyone");
-        let decision = decide(&plan, Err(Unavailable));
+        let decision = decide(&plan, Err(Unavailable { error: "timeout", local: None }));
         (decision.passes(), decision.outcome)
     };
     assert_eq!(decided(&policy), (false, Outcome::Suspended));
@@ -336,7 +336,8 @@ fn the_rules_failure_policy_goes_before_the_tiers_and_that_before_the_whole_poli
         on_store_error: local,
         ..policy()
     };
-    let of = |policy: &Policy, tier| policy.plan(&request(&claims([("tier", tier)]))).on_store_error;
+    let of =
+        |policy: &Policy, tier| policy.plan(policy.draft(&request(&claims([("tier", tier)]))), None).on_store_error;
     let of_all = |policy: &Policy| ["free", "standard", "enterprise"].map(|tier| of(policy, tier));
     assert_eq!(of_all(&policy), [FailurePolicy::Deny, local, FailurePolicy::Allow]);
     policy.rules = vec![Rule { on_store_error: Some(FailurePolicy::Allow), ..rule("all") }];
@@ -348,7 +349,7 @@ fn the_rules_failure_policy_goes_before_the_tiers_and_that_before_the_whole_poli
 #[test]
 fn the_share_of_a_plan_is_its_charges_over_so_many_replicas() {
     let (policy, claims) = (policy(), claims([("sub", "alice")]));
-    let plan = policy.plan(&request(&claims));
+    let plan = policy.plan(policy.draft(&request(&claims)), None);
     let share = plan.share(4.try_into().unwrap()).unwrap();
     let numbers: Vec<(&str, f64, f64)> =
         share.iter().map(|c| (c.key.as_str(), c.quota.max_tokens(), c.quota.refill_rate())).collect();

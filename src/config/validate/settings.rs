@@ -5,7 +5,7 @@ use super::text::{count, span};
 use crate::config::env::{Given, Overrides};
 use crate::config::fault::{Report, listed, nearest, quoted};
 use crate::config::raw::{self, Raw};
-use crate::config::settings::{ClockSource, KeyMetadata, Log, LogFormat, Settings};
+use crate::config::settings::{ClockSource, DenyCache, KeyMetadata, Log, LogFormat, Settings};
 use crate::server::Listen;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,6 +19,7 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
     let capacity = raw.memory.as_ref().and_then(|memory| memory.capacity);
     let capacity = count("memory.capacity", capacity, 1_000_000, 1..=1_000_000_000, report);
     let key_metadata = key_metadata(raw.key_metadata.as_ref(), report);
+    let deny_cache = deny_cache(raw.deny_cache.as_ref(), report);
     let drain = span("drain", raw.drain.as_ref(), Duration::from_secs(5), Duration::ZERO..=MINUTES_5, report);
     let shortest = Duration::from_millis(1);
     let shutdown = span("shutdown", raw.shutdown.as_ref(), Duration::from_secs(10), shortest..=MINUTES_5, report);
@@ -27,6 +28,8 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
         listen: listen?,
         redis: redis?,
         memory_capacity: usize::try_from(capacity?).unwrap_or(usize::MAX),
+        deny_cache: deny_cache?,
+        dedupe: raw.dedupe.unwrap_or(false),
         clock: match raw.clock {
             Some(raw::Clock::Local) => ClockSource::Local,
             Some(raw::Clock::Redis) | None => ClockSource::Redis,
@@ -87,6 +90,16 @@ fn listen_at(given: &Given, report: &mut Report) -> Option<Listen> {
             None
         }
     }
+}
+
+/// The outer `None`: there are faults. The inner: switched off.
+fn deny_cache(raw: Option<&raw::DenyCache>, report: &mut Report) -> Option<Option<DenyCache>> {
+    let size = count("deny_cache.size", raw.and_then(|raw| raw.size), 100_000, 0..=100_000_000, report);
+    let sane = Duration::from_millis(1)..=MINUTES_5;
+    let max_age = raw.and_then(|raw| raw.max_age.as_ref());
+    let max_age = span("deny_cache.max_age", max_age, Duration::from_secs(1), sane, report);
+    let (size, max_age) = (usize::try_from(size?).unwrap_or(usize::MAX), max_age?);
+    Some((size > 0).then_some(DenyCache { size, max_age }))
 }
 
 fn log(raw: Option<&raw::Log>, overrides: &Overrides, report: &mut Report) -> Option<Log> {

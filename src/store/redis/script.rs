@@ -1,6 +1,6 @@
 //! The scripts in `lua/`: how they are called, and what their replies mean.
 
-use crate::bucket::{Charge, Dimension, Key, Level, Levels, Quota, State, Taken, Timestamp};
+use crate::bucket::{Charge, Dimension, Key, Level, Levels, Quota, Source, State, Taken, Timestamp};
 use crate::store::StoreError;
 use deadpool_redis::redis::{self, Cmd, Value};
 use std::sync::Arc;
@@ -140,7 +140,7 @@ fn parse_text(text: &str) -> Option<Taken> {
     while let Some(tokens) = words.next() {
         levels.push(Level { tokens: tokens.parse().ok()?, elapsed: words.next()?.parse().ok()? });
     }
-    Some(Taken { admitted, levels })
+    Some(Taken { admitted, levels, source: Source::Store })
 }
 
 /// Reads a stored bucket's fields as the scripts do. What they take for a full bucket is `None`.
