@@ -150,7 +150,7 @@ pub(super) struct Memory {
     pub(super) capacity: Option<u64>,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum OnStoreError {
     /// Requests pass unlimited.

@@ -33,6 +33,7 @@ pub(super) fn validate(raw: Raw, overrides: &Overrides, report: &mut Report) -> 
     let users = callers::users(raw.users.as_ref(), &tiers, report);
     let smallest = callers::smallest(&raw);
     let rules = rules::rules(raw.rules.as_ref(), &tiers, &smallest, &failure, report);
+    failure.warn_of_kind_default(&tiers, report);
     failure.warn_of_small_shares(&tiers, &smallest, &rules, report);
     if let Some(sources) = &sources {
         warn_of_unread(&raw, sources, report);

@@ -137,6 +137,32 @@ fn one_outage_is_a_503_to_one_tier_and_nothing_to_another() {
 }
 
 #[test]
+fn the_access_log_tells_what_was_decided_without_the_store_and_why() {
+    let gateway = denying(
+        |config| {
+            config["tiers"]["enterprise"]["on_store_error"] = json!("allow");
+            config["tiers"]["free"]["on_store_error"] = json!("local");
+            config["replicas_hint"] = json!(3);
+        },
+        false,
+    );
+    let free = gateway.user("free");
+    let asked = [
+        (&gateway.user("enterprise"), "/v1/passes", 200, "degraded"),
+        (&free, "/v1/fits-the-share", 200, "allowed"),
+        (&free, "/v1/is-above-the-share", 429, "denied"),
+        (&gateway.user("standard"), "/v1/is-refused", 503, "unavailable"),
+    ];
+    for (caller, path, status, decision) in asked {
+        assert_eq!(caller.get(path).status, status, "{path}");
+        let entry = gateway.envoy.logged(path);
+        assert_eq!(entry["ratelimit"]["decision"], decision, "{entry}");
+        assert_eq!(entry["ratelimit"]["degraded"], true, "{entry}");
+        assert_eq!(entry["ratelimit"]["store_error"], "connection", "{entry}");
+    }
+}
+
+#[test]
 fn a_client_cannot_claim_that_the_limiter_is_degraded() {
     let gateway = Gateway::start();
     let claim = [(DEGRADED, "true"), (ENVOY_LET_PASS, "true")];

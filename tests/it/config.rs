@@ -284,12 +284,13 @@ fn a_rule_that_gives_something_for_a_header_is_warned_of() {
         (", tier: standard", "tier"),
         (", shadow: true", "shadow"),
         (", tier: standard, shadow: true, cost: 2", "tier, shadow"),
+        (", on_store_error: allow", "on_store_error"),
     ] {
         let text = "is a plain header, which the client writes unless Envoy overwrites it: whoever sends it chooses";
         let expected = format!("rules[0].match.headers[0].name: \"x-a\" {text} this rule's {named}\n");
         assert_eq!(rule(gives), expected);
     }
-    for gives in ["", ", cost: 5", ", exempt: false, shadow: false", ", dimensions: [user]"] {
+    for gives in ["", ", cost: 5", ", on_store_error: deny", ", exempt: false, shadow: false", ", dimensions: [user]"] {
         assert_eq!(rule(gives), "", "{gives}");
     }
     assert_eq!(warnings("rules: [{name: a, match: {path: {exact: /healthz}}, exempt: true}]"), "");
@@ -331,6 +332,28 @@ fn a_rule_whose_cost_is_above_a_share_is_warned_of() {
     assert!(told.contains(&format!("{above}: {REFUSED}\n")), "{told}");
     assert_eq!(warnings(&rule(", tier: enterprise")), "");
     assert_eq!(warnings(&rule(", dimensions: [ip]")), "", "30 tokens of an address are enough for all");
+}
+
+#[test]
+fn a_default_tier_that_an_outage_treats_better_than_another_is_warned_of() {
+    let tiers = |free: &str, gold: &str| {
+        let both = "per_user: {max_tokens: 9, refill_rate: 1}, per_key: {max_tokens: 9, refill_rate: 1}";
+        let said = |policy: &str| if policy.is_empty() { String::new() } else { format!(", on_store_error: {policy}") };
+        let (free, gold) = (said(free), said(gold));
+        warnings(&format!(
+            "on_store_error: deny\nreplicas_hint: 3\ntiers: {{free: {{{both}{free}}}, gold: {{{both}{gold}}}}}"
+        ))
+    };
+    let gains = "of the default tier lets more pass than";
+    let hides = "who hides who they are gain by it while Redis is away";
+    assert_eq!(tiers("local", ""), format!("tiers.free.on_store_error: local {gains} deny of tiers.gold: {hides}\n"));
+    assert_eq!(
+        tiers("allow", "local"),
+        format!("tiers.free.on_store_error: allow {gains} local of tiers.gold: {hides}\n")
+    );
+    for (free, gold) in [("", "local"), ("deny", "local"), ("local", "local"), ("local", "allow")] {
+        assert_eq!(tiers(free, gold), "", "{free} {gold}");
+    }
 }
 
 #[test]

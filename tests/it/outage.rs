@@ -2,6 +2,7 @@
 
 use crate::support::{Hands, START};
 use futures_util::FutureExt as _;
+use proptest::prelude::*;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -202,6 +203,31 @@ fn one_replica_admits_no_more_than_its_share_over_an_outage_of_any_shape() {
         let most = bound(1, fleet.elapsed());
         assert!(f64::from(admitted) <= most, "{failing}/{answering}: {admitted} admitted, {most} is the bound");
         assert!(f64::from(admitted) >= 0.8 * most - 1.0, "{failing}/{answering}: {admitted} of {most} is too few");
+    }
+}
+
+proptest! {
+    /// Each step: whether the store fails, how long it lasts, and whether alice asks in it.
+    #[test]
+    fn however_the_store_fails_and_answers_an_outage_fills_one_local_bucket(
+        steps in prop::collection::vec((any::<bool>(), 0.0..1.4_f64, any::<bool>()), 1..200),
+    ) {
+        let fleet = Fleet::new(1, local());
+        let mut admitted = 0;
+        for (fails, seconds, asks) in steps {
+            // Never three seconds without a failure.
+            fleet.fails(away());
+            admitted += if asks { fleet.burst(0) } else { 0 };
+            fleet.ask(0, &from("bob", "strict"));
+            fleet.pass(seconds);
+            if !fails {
+                fleet.fails(None);
+                fleet.ask(0, &from("bob", "enterprise"));
+                fleet.pass(seconds);
+                fleet.ask(0, &from("bob", "enterprise"));
+            }
+        }
+        prop_assert!(f64::from(admitted) <= bound(1, fleet.elapsed()), "{} admitted", admitted);
     }
 }
 

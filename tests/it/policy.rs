@@ -337,7 +337,7 @@ fn the_rules_failure_policy_goes_before_the_tiers_and_that_before_the_whole_poli
         ..policy()
     };
     let of =
-        |policy: &Policy, tier| policy.plan(policy.draft(&request(&claims([("tier", tier)]))), None).on_store_error;
+        |policy: &Policy, tier| plan(policy, &request(&claims([("tier", tier)]))).on_store_error;
     let of_all = |policy: &Policy| ["free", "standard", "enterprise"].map(|tier| of(policy, tier));
     assert_eq!(of_all(&policy), [FailurePolicy::Deny, local, FailurePolicy::Allow]);
     policy.rules = vec![Rule { on_store_error: Some(FailurePolicy::Allow), ..rule("all") }];
@@ -349,7 +349,7 @@ fn the_rules_failure_policy_goes_before_the_tiers_and_that_before_the_whole_poli
 #[test]
 fn the_share_of_a_plan_is_its_charges_over_so_many_replicas() {
     let (policy, claims) = (policy(), claims([("sub", "alice")]));
-    let plan = policy.plan(policy.draft(&request(&claims)), None);
+    let plan = plan(&policy, &request(&claims));
     let share = plan.share(4.try_into().unwrap()).unwrap();
     let numbers: Vec<(&str, f64, f64)> =
         share.iter().map(|c| (c.key.as_str(), c.quota.max_tokens(), c.quota.refill_rate())).collect();

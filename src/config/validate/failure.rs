@@ -75,6 +75,19 @@ impl Failure {
         }
     }
 
+    /// Warns of a default tier to which an outage is kinder than to another.
+    pub(super) fn warn_of_kind_default(&self, tiers: &Tiers, report: &mut Report) {
+        let policy = |tier: &Tier| kindness(tier.on_store_error.unwrap_or(self.global()));
+        let default = tiers.default_tier();
+        let strictest = tiers.iter().min_by_key(|tier| policy(tier).0).filter(|tier| policy(tier) < policy(default));
+        if let Some(other) = strictest {
+            let (mine, theirs) = (policy(default).1, policy(other).1);
+            let more = format!("{mine} of the default tier lets more pass than {theirs} of tiers.{}", other.name);
+            let text = format!("{more}: who hides who they are gain by it while Redis is away");
+            report.warn(field(&field("tiers", &default.name), "on_store_error"), text);
+        }
+    }
+
     fn warn_of_dear_rule(&self, path: &str, rule: &Rule, tiers: &Tiers, replicas: NonZeroU32, report: &mut Report) {
         let Some(cost) = rule.cost.filter(|cost| *cost > 1.0) else { return };
         let charged = |charge: Dimension| rule.dimensions.as_ref().is_none_or(|chosen| chosen.contains(&charge));
@@ -96,6 +109,15 @@ impl Failure {
 }
 
 const REFUSED: &str = "under on_store_error: local such requests are answered 503";
+
+/// Policies in the order of what they let pass, with their names.
+fn kindness(policy: FailurePolicy) -> (u8, &'static str) {
+    match policy {
+        FailurePolicy::Deny => (0, "deny"),
+        FailurePolicy::Local { .. } => (1, "local"),
+        FailurePolicy::Allow => (2, "allow"),
+    }
+}
 
 fn quotas(tier: &Tier) -> impl Iterator<Item = (String, Quota)> {
     Dimension::ALL.into_iter().filter_map(|dimension| Some((place_of(tier, dimension), tier.limits.of(dimension)?)))

@@ -100,8 +100,13 @@ fn report_idle(path: &str, raw: &raw::Rule, report: &mut Report) {
 
 /// A header that opens more than the caller has is the caller's to write.
 fn warn_of_chosen_by_client(path: &str, raw: &raw::Rule, report: &mut Report) {
-    let gains =
-        [("exempt", raw.exempt == Some(true)), ("tier", raw.tier.is_some()), ("shadow", raw.shadow == Some(true))];
+    let more_than_deny = raw.on_store_error.is_some_and(|policy| policy != raw::OnStoreError::Deny);
+    let gains = [
+        ("exempt", raw.exempt == Some(true)),
+        ("tier", raw.tier.is_some()),
+        ("shadow", raw.shadow == Some(true)),
+        ("on_store_error", more_than_deny),
+    ];
     let gains = listed(gains.into_iter().filter(|(_, stated)| *stated).map(|(name, _)| name));
     let headers = raw.when.as_ref().and_then(|when| when.headers.as_ref());
     if gains.is_empty() {
