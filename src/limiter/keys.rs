@@ -138,9 +138,12 @@ impl Memory {
 
     fn understand(&self, digest: Digest, fields: &key_fields::Fields) -> ApiKey {
         let (key, ignored) = key_fields::read(&digest, fields, &self.tiers);
-        for key_fields::Ignored { field, why } in ignored {
+        if !ignored.is_empty() {
             self.ignored.say(|more| {
-                tracing::warn!(%digest, field, why, more, "a field of an API key's metadata cannot be followed");
+                let fields: Vec<String> =
+                    ignored.iter().map(|ignored| format!("{} {}", ignored.field, ignored.why)).collect();
+                let fields = fields.join("; ");
+                tracing::warn!(%digest, fields, more, "an API key's metadata cannot be followed in all");
             });
         }
         key
