@@ -16,6 +16,9 @@ use std::hash::{BuildHasher, Hash, RandomState};
 /// with 50,000 entries that takes several milliseconds, with these a fraction of one.
 const PART: usize = 4096;
 
+/// So many that a map of a size that anyone chooses has small parts, and an empty one is small.
+const MOST_PARTS: usize = 64;
+
 /// Entries of the generation that goes which are dropped with every entry that comes. Two for one, so that it is gone
 /// long before the next one goes.
 const DROPPED_PER_INSERT: usize = 2;
@@ -26,22 +29,24 @@ const DROPPED_PER_INSERT: usize = 2;
 pub struct Recent<K, V> {
     parts: Box<[Generations<K, V>]>,
     hashing: RandomState,
+    /// Entries in all parts.
+    len: usize,
 }
 
 impl<K: Hash + Eq, V> Recent<K, V> {
     /// A map of at most `size` entries, and at least two.
     pub fn new(size: usize) -> Self {
         let hashing = RandomState::new();
-        let count = (size / PART).max(1);
-        Self { parts: (0..count).map(|_| Generations::new(size / count, &hashing)).collect(), hashing }
+        let count = (size / PART).clamp(1, MOST_PARTS);
+        Self { parts: (0..count).map(|_| Generations::new(size / count, &hashing)).collect(), hashing, len: 0 }
     }
 
     pub fn len(&self) -> usize {
-        self.parts.iter().map(Generations::len).sum()
+        self.len
     }
 
     pub fn is_empty(&self) -> bool {
-        self.parts.iter().all(|part| part.len() == 0)
+        self.len == 0
     }
 
     /// Finds an entry and counts that as a use of it.
@@ -57,7 +62,11 @@ impl<K: Hash + Eq, V> Recent<K, V> {
     where
         K: Borrow<Q>,
     {
-        self.parts[self.place(key)].get_mut(key)
+        let part = &mut self.parts[self.place(key)];
+        let before = part.len();
+        part.refresh(key);
+        self.len = self.len + part.len() - before;
+        part.young.get_mut(key)
     }
 
     /// Finds an entry without counting that as a use.
@@ -71,7 +80,11 @@ impl<K: Hash + Eq, V> Recent<K, V> {
 
     /// Puts a value in, and gives back the one it replaces.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
-        self.parts[self.place(&key)].insert(key, value)
+        let part = &mut self.parts[self.place(&key)];
+        let before = part.len();
+        let replaced = part.insert(key, value);
+        self.len = self.len + part.len() - before;
+        replaced
     }
 
     pub fn remove<Q: Hash + Eq + ?Sized>(&mut self, key: &Q) -> Option<V>
@@ -79,7 +92,9 @@ impl<K: Hash + Eq, V> Recent<K, V> {
         K: Borrow<Q>,
     {
         let part = &mut self.parts[self.place(key)];
-        part.young.remove(key).or_else(|| part.old.remove(key))
+        let removed = part.young.remove(key).or_else(|| part.old.remove(key));
+        self.len -= usize::from(removed.is_some());
+        removed
     }
 
     /// Drops everything at once, and gives the memory back.
@@ -87,6 +102,7 @@ impl<K: Hash + Eq, V> Recent<K, V> {
         for part in &mut self.parts {
             *part = Generations::new(part.half * 2, &self.hashing);
         }
+        self.len = 0;
     }
 
     /// The part of a key. Chosen by other bits of its hash than those by which the part's tables choose.
@@ -101,9 +117,8 @@ impl<K: Hash + Eq, V> Recent<K, V> {
 /// Tells how many and not which: keys may be identities.
 impl<K, V> fmt::Debug for Recent<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let len: usize = self.parts.iter().map(|part| part.young.len() + part.old.len()).sum();
         let size: usize = self.parts.iter().map(|part| part.half * 2).sum();
-        f.debug_struct("Recent").field("len", &len).field("size", &size).finish_non_exhaustive()
+        f.debug_struct("Recent").field("len", &self.len).field("size", &size).finish_non_exhaustive()
     }
 }
 
@@ -127,15 +142,14 @@ impl<K: Hash + Eq, V> Generations<K, V> {
         self.young.len() + self.old.len()
     }
 
-    fn get_mut<Q: Hash + Eq + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
+    /// Makes an entry young, if it is old.
+    fn refresh<Q: Hash + Eq + ?Sized>(&mut self, key: &Q)
     where
         K: Borrow<Q>,
     {
-        if !self.young.contains_key(key) {
-            let (key, value) = self.old.remove_entry(key)?;
+        if let Some((key, value)) = self.old.remove_entry(key) {
             self.come(key, value);
         }
-        self.young.get_mut(key)
     }
 
     fn insert(&mut self, key: K, value: V) -> Option<V> {
@@ -240,6 +254,7 @@ mod tests {
             }
             let alive = Rc::strong_count(&value) - 1;
             assert!(alive >= map.len() && alive <= 100, "{alive} alive, {} held", map.len());
+            assert_eq!(map.len(), (0..=key).filter(|key| map.peek(key).is_some()).count());
         }
         map.clear();
         assert_eq!(Rc::strong_count(&value), 1);

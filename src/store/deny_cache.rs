@@ -136,7 +136,7 @@ impl DenyCache {
     /// remembered.
     fn learn(&self, charges: &[Charge], taken: &Taken, sent: Duration) {
         let mut known = self.known();
-        if taken.admitted && !charges.iter().any(|charge| known.buckets.peek(charge.key.as_str()).is_some()) {
+        if taken.admitted && !known.any(charges) {
             return;
         }
         let received = self.stopwatch.elapsed();
@@ -172,6 +172,10 @@ impl Known {
         }
         let denies = answer.quota == charge.quota && answer.at_most(now).tokens(&charge.quota) < charge.cost;
         denies.then(|| answer.at_least(now))
+    }
+
+    fn any(&self, charges: &[Charge]) -> bool {
+        !self.buckets.is_empty() && charges.iter().any(|charge| self.buckets.peek(charge.key.as_str()).is_some())
     }
 
     /// Remembers a bucket that does not cover the cost, or not once more.

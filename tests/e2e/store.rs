@@ -41,6 +41,8 @@ fn an_api_key_is_in_no_log_and_not_in_redis() {
     let server = redis::Server::start(&[]);
     let mut config = service::config();
     config["redis"] = on(&server);
+    // Else a denied key would be denied again without Redis, and the log would not tell of its failure.
+    config["deny_cache"] = json!({"size": 0});
     let tidegate = Tidegate::start_with(&config, "127.0.0.1:0", &[("TIDEGATE_LOG", "trace")]);
     let gateway = Gateway::before(tidegate, |_| ());
     for key in KEYS {
