@@ -6,7 +6,7 @@ use crate::config::{ClockSource, Config, LogFormat, Settings};
 use crate::ext_authz::Service;
 use crate::limiter::Limiter;
 use crate::server::health::Health;
-use crate::server::{Endpoint, ServerError};
+use crate::server::{Endpoint, Lifetime, ServerError};
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{self, RedisSettings, RedisStore};
@@ -80,25 +80,26 @@ async fn run(config: Config, origin: &str) -> Result<(), AppError> {
     let key_prefix = limiter.policy().key_prefix.clone();
     let readiness = tokio::spawn(follow_store(store, key_prefix, health.clone(), settings.readiness_requires_store));
     let (stop, stopped) = oneshot::channel::<()>();
-    let serving = endpoint.serve(Service::new(limiter), &health, async move {
+    let lifetime = Lifetime { max_age: settings.max_connection_age, grace: settings.shutdown };
+    let serving = endpoint.serve(Service::new(limiter), &health, lifetime, async move {
         // The sender gone means the same.
         let _ = stopped.await;
     });
     tokio::pin!(serving);
     tokio::select! {
-        served = &mut serving => return Ok(served?),
+        () = &mut serving => return Ok(()),
         name = signals.next() => tracing::info!(signal = name, drain = ?settings.drain, "draining: not ready any more"),
     }
     readiness.abort();
     health.set_ready(false).await;
     tokio::select! {
-        served = &mut serving => return Ok(served?),
+        () = &mut serving => return Ok(()),
         () = tokio::time::sleep(settings.drain) => {}
         name = signals.next() => return stop_at_once(name),
     }
     let _ = stop.send(());
     tokio::select! {
-        served = &mut serving => served?,
+        () = &mut serving => {}
         () = tokio::time::sleep(settings.shutdown) => {
             tracing::warn!(shutdown = ?settings.shutdown, "dropping what is still in flight");
         }

@@ -33,6 +33,9 @@ pub(super) struct Raw {
     pub(super) drain: Option<Span>,
     /// How long open calls may take after that. Default: 10s.
     pub(super) shutdown: Option<Span>,
+    /// When Envoy is asked to open a new connection for the old one, give or take a tenth, so that new replicas get
+    /// their share; `0s` for never. No call is lost by it. Default: 5m.
+    pub(super) max_connection_age: Option<Span>,
     /// The tier of callers of whom nothing else is known. Default: free.
     pub(super) default_tier: Option<String>,
     /// Accept a default tier that allows more than another tier. Default: false.

@@ -19,6 +19,8 @@ pub struct Settings {
     pub drain: Duration,
     /// How long open calls may take after that.
     pub shutdown: Duration,
+    /// When a connection is to be replaced by a new one; `None` for never.
+    pub max_connection_age: Option<Duration>,
     pub log: Log,
 }
 

@@ -3,7 +3,7 @@
 use crate::ext_authz::SERVICE;
 use std::fmt;
 use tonic_health::ServingStatus;
-use tonic_health::pb::health_server::{self, HealthServer};
+use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
 
 /// The names that mean: the process runs.
@@ -44,7 +44,7 @@ impl Health {
         }
     }
 
-    pub(super) fn service(&self) -> HealthServer<impl health_server::Health> {
+    pub(super) fn service(&self) -> HealthServer<HealthService> {
         HealthServer::new(HealthService::from_health_reporter(self.reporter.clone()))
     }
 }

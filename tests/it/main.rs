@@ -13,6 +13,7 @@ mod agreement;
 mod check;
 mod cli;
 mod config;
+mod connections;
 mod docs;
 mod fleet;
 mod modules;

@@ -13,7 +13,7 @@ const MAY_USE: [(&str, &[&str]); 12] = [
     ("store", &["bucket", "clock", "complaint"]),
     ("limiter", &["bucket", "complaint", "policy", "store"]),
     ("ext_authz", &["bucket", "policy", "limiter"]),
-    ("server", &["ext_authz"]),
+    ("server", &["complaint", "ext_authz"]),
     ("config", &["bucket", "policy", "store", "server"]),
     ("app", &["bucket", "clock", "policy", "store", "limiter", "ext_authz", "server", "config"]),
     ("cli", &["app", "config", "policy", "store", "bucket"]),

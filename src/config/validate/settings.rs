@@ -12,6 +12,7 @@ use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
 const MINUTES_5: Duration = Duration::from_secs(300);
+const DAY: Duration = Duration::from_secs(86_400);
 
 pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) -> Option<Settings> {
     let listen = listen(raw, overrides, report);
@@ -21,6 +22,7 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
     let drain = span("drain", raw.drain.as_ref(), Duration::from_secs(5), Duration::ZERO..=MINUTES_5, report);
     let shortest = Duration::from_millis(1);
     let shutdown = span("shutdown", raw.shutdown.as_ref(), Duration::from_secs(10), shortest..=MINUTES_5, report);
+    let max_connection_age = max_connection_age(raw, report);
     let log = log(raw.log.as_ref(), overrides, report);
     Some(Settings {
         listen: listen?,
@@ -33,6 +35,7 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
         readiness_requires_store: raw.readiness_requires_store.unwrap_or(true),
         drain: drain?,
         shutdown: shutdown?,
+        max_connection_age: max_connection_age?,
         log: log?,
     })
 }
@@ -76,6 +79,20 @@ fn listen_at(given: &Given, report: &mut Report) -> Option<Listen> {
             None
         }
     }
+}
+
+/// The outer `None`: there are faults. The inner: connections grow as old as they like.
+fn max_connection_age(raw: &Raw, report: &mut Report) -> Option<Option<Duration>> {
+    const PATH: &str = "max_connection_age";
+    let age = span(PATH, raw.max_connection_age.as_ref(), MINUTES_5, Duration::ZERO..=DAY, report)?;
+    if age.is_zero() {
+        return Some(None);
+    }
+    if age < Duration::from_secs(1) {
+        report.fault(PATH, format!("{age:?} is too short; write 1s to 24h, or 0s for no such age"));
+        return None;
+    }
+    Some(Some(age))
 }
 
 /// The outer `None`: there are faults. The inner: no Redis.

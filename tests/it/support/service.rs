@@ -91,6 +91,13 @@ impl Tidegate {
         assert!(status.success());
     }
 
+    /// How many file descriptors it may have open; those that it has stay open.
+    pub fn limit_files(&self, most: u32) {
+        let pid = self.child.id().to_string();
+        let status = Command::new("prlimit").args(["--pid", &pid, &format!("--nofile={most}:")]).status().unwrap();
+        assert!(status.success());
+    }
+
     /// Waits for its end and tells its exit code.
     pub fn wait(&mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
