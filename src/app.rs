@@ -1,27 +1,25 @@
 //! The composition root: puts the parts together, runs them, and takes them down in order.
 
-use crate::bucket::{Charge, Dimension, Key, Quota};
+mod readiness;
+
 use crate::clock::SystemClock;
 use crate::config::{ClockSource, Config, LogFormat, Settings};
 use crate::ext_authz::Service;
 use crate::limiter::Limiter;
-use crate::server::health::Health;
+use crate::server::health::{Check, Health, Verdict};
 use crate::server::{Endpoint, Lifetime, ServerError};
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{self, RedisSettings, RedisStore};
+use readiness::{Follower, Meaning};
 use std::io::{self, IsTerminal as _};
 use std::sync::Arc;
-use std::time::Duration;
 use thiserror::Error;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing_appender::non_blocking::WorkerGuard;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
-
-/// How often the store is asked whether it answers, for the sake of readiness.
-const STORE_PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why the service does not run.
 #[derive(Debug, Error)]
@@ -72,13 +70,15 @@ async fn run(config: Config, origin: &str) -> Result<(), AppError> {
     }
     let store = store(&settings);
     let limiter = Arc::new(Limiter::new(policy, store.clone()));
-    let health = Health::new().await;
+    let meaning = if settings.readiness_requires_store { Meaning::Required } else { Meaning::Optional };
+    let health = Health::new(meaning.unasked()).await;
     let mut signals = Signals::new().map_err(AppError::Signals)?;
     let endpoint = Endpoint::bind(&settings.listen).await?;
     announce(&endpoint, &settings, &limiter);
 
-    let key_prefix = limiter.policy().key_prefix.clone();
-    let readiness = tokio::spawn(follow_store(store, key_prefix, health.clone(), settings.readiness_requires_store));
+    let (key_prefix, on_store_error) = (limiter.policy().key_prefix.clone(), limiter.policy().on_store_error);
+    let follower = Follower { store, key_prefix, health: health.clone(), meaning, on_store_error };
+    let readiness = tokio::spawn(readiness::follow(follower));
     let (stop, stopped) = oneshot::channel::<()>();
     let lifetime = Lifetime { max_age: settings.max_connection_age, grace: settings.shutdown };
     let serving = endpoint.serve(Service::new(limiter), &health, lifetime, async move {
@@ -91,7 +91,7 @@ async fn run(config: Config, origin: &str) -> Result<(), AppError> {
         name = signals.next() => tracing::info!(signal = name, drain = ?settings.drain, "draining: not ready any more"),
     }
     readiness.abort();
-    health.set_ready(false).await;
+    health.set(Check::Drain, Verdict::Fails("draining")).await;
     tokio::select! {
         () = &mut serving => return Ok(()),
         () = tokio::time::sleep(settings.drain) => {}
@@ -139,40 +139,6 @@ fn announce(endpoint: &Endpoint, settings: &Settings, limiter: &Limiter) {
     let store = settings.redis.as_ref().map_or("memory".to_owned(), |redis| redis.url.to_string());
     let version = env!("CARGO_PKG_VERSION");
     tracing::info!(version, %listen, %store, mode = ?policy.mode, on_store_error = ?policy.on_store_error, "serving");
-}
-
-/// Keeps readiness true to the store: ready after the first take that succeeds, and no longer after two in a row that
-/// fail. A take is what a check needs, and more than a ping: a full or read-only Redis answers pings.
-async fn follow_store(store: Arc<dyn Store>, key_prefix: String, health: Health, required: bool) {
-    if !required {
-        health.set_ready(true).await;
-        return;
-    }
-    let probe = [probe(&key_prefix)];
-    let (mut ready, mut failures) = (None, 0);
-    loop {
-        let answer = store.take(&probe).await;
-        failures = if answer.is_ok() { 0 } else { failures + 1 };
-        let now = match ready {
-            Some(true) => failures < 2,
-            _ => answer.is_ok(),
-        };
-        if ready != Some(now) {
-            match &answer {
-                Err(error) if !now => tracing::error!(kind = error.kind(), %error, "not ready: the store fails"),
-                _ => tracing::info!("ready: the store answers"),
-            }
-            ready = Some(now);
-            health.set_ready(now).await;
-        }
-        tokio::time::sleep(STORE_PROBE_INTERVAL).await;
-    }
-}
-
-/// A take of nothing from a bucket of nobody's: no user id is stored with a `~` and this after it.
-fn probe(key_prefix: &str) -> Charge {
-    let quota = Quota::parse(1.0, 1.0).expect("1 is finite and above 0");
-    Charge { key: Key::new(key_prefix, Dimension::User, "~readiness"), quota, cost: 0.0 }
 }
 
 /// The signals that ask a process to end.
