@@ -6,6 +6,7 @@ use crate::clock::SystemClock;
 use crate::config::{ClockSource, Config, LogFormat, Settings};
 use crate::ext_authz::Service;
 use crate::limiter::Limiter;
+use crate::server::admin::{Admin, Pages};
 use crate::server::health::{Check, Health, Verdict};
 use crate::server::{Endpoint, Lifetime, ServerError};
 use crate::store::Store;
@@ -73,8 +74,16 @@ async fn run(config: Config, origin: &str) -> Result<(), AppError> {
     let meaning = if settings.readiness_requires_store { Meaning::Required } else { Meaning::Optional };
     let health = Health::new(meaning.unasked()).await;
     let mut signals = Signals::new().map_err(AppError::Signals)?;
+    let admin = match settings.admin {
+        Some(address) => Some(Admin::bind(address).await?),
+        None => None,
+    };
     let endpoint = Endpoint::bind(&settings.listen).await?;
-    announce(&endpoint, &settings, &limiter);
+    announce(&endpoint, admin.as_ref(), &settings, &limiter);
+    if let Some(admin) = admin {
+        // To the very end: who looks on wants to see the drain too.
+        tokio::spawn(admin.serve(Pages { health: health.clone(), metrics: limiter.metrics().clone() }));
+    }
 
     let (key_prefix, on_store_error) = (limiter.policy().key_prefix.clone(), limiter.policy().on_store_error);
     let follower = Follower { store, key_prefix, health: health.clone(), meaning, on_store_error };
@@ -129,8 +138,9 @@ fn log_to_stderr(settings: &Settings) -> Result<WorkerGuard, AppError> {
     Ok(guard)
 }
 
-fn announce(endpoint: &Endpoint, settings: &Settings, limiter: &Limiter) {
+fn announce(endpoint: &Endpoint, admin: Option<&Admin>, settings: &Settings, limiter: &Limiter) {
     let listen = endpoint.address().map_or_else(|_| settings.listen.to_string(), |address| address.to_string());
+    let admin = admin.and_then(|admin| admin.address().ok()).map_or("off".to_owned(), |address| address.to_string());
     let policy = limiter.policy();
     for tier in policy.tiers.iter() {
         let name = tier.name.as_str();
@@ -138,7 +148,7 @@ fn announce(endpoint: &Endpoint, settings: &Settings, limiter: &Limiter) {
     }
     let store = settings.redis.as_ref().map_or("memory".to_owned(), |redis| redis.url.to_string());
     let version = env!("CARGO_PKG_VERSION");
-    tracing::info!(version, %listen, %store, mode = ?policy.mode, on_store_error = ?policy.on_store_error, "serving");
+    tracing::info!(version, %listen, %admin, %store, mode = ?policy.mode, on_store_error = ?policy.on_store_error, "serving");
 }
 
 /// The signals that ask a process to end.

@@ -2,8 +2,11 @@
 //!
 //! Gives decisions; knows no protocol. The take is the only await.
 
+mod metered;
+
 use crate::bucket::Taken;
 use crate::complaint::Complaint;
+use crate::metrics::Metrics;
 use crate::policy::decision::{Decision, Unavailable, decide};
 use crate::policy::request::Request;
 use crate::policy::route::Oddity;
@@ -16,13 +19,20 @@ use std::sync::Arc;
 pub struct Limiter {
     policy: Policy,
     store: Arc<dyn Store>,
+    metrics: Arc<Metrics>,
     failures: Complaint,
     oddities: Complaint,
 }
 
 impl Limiter {
     pub fn new(policy: Policy, store: Arc<dyn Store>) -> Self {
-        Self { policy, store, failures: Complaint::default(), oddities: Complaint::default() }
+        let metrics = Arc::new(Metrics::new(policy.tiers.iter().map(|tier| tier.name.as_str())));
+        Self { policy, store, metrics, failures: Complaint::default(), oddities: Complaint::default() }
+    }
+
+    /// What it counts in.
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
     }
 
     pub fn policy(&self) -> &Policy {
@@ -43,6 +53,7 @@ impl Limiter {
                 self.complain_of_store(error, &plan);
             }
             let decision = decide(&plan, answer.as_ref().map(Option::as_ref).map_err(|_| Unavailable));
+            metered::count(&self.metrics, &plan, &decision, answer.as_ref().err());
             (plan, decision)
         }
     }

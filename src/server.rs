@@ -1,6 +1,7 @@
 //! Binds, serves and drains the gRPC endpoint: Authorization and health, on TCP or a unix socket.
 
 mod accept;
+pub mod admin;
 mod coalesced;
 mod connection;
 mod dispatch;
@@ -50,6 +51,8 @@ pub enum ServerError {
     Bind { listen: Listen, source: io::Error },
     #[error("{path} exists and is no socket, so it is not replaced")]
     NotASocket { path: String },
+    #[error("admin.listen: cannot listen on {listen}: {source}; give another address there, or off")]
+    BindAdmin { listen: Listen, source: io::Error },
 }
 
 /// A bound endpoint that does not serve yet.

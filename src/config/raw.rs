@@ -15,6 +15,8 @@ use std::fmt;
 pub(super) struct Raw {
     /// Where Envoy connects: `address:port`, or `unix:/path`. Default: 0.0.0.0:50051.
     pub(super) listen: Option<String>,
+    /// The HTTP endpoint for probes and Prometheus.
+    pub(super) admin: Option<Admin>,
     /// Starts every bucket's name in Redis. Printable ASCII without blanks, `{` and `}`, at most 64 bytes. Default: `rl:`.
     pub(super) key_prefix: Option<String>,
     /// Where buckets are kept. Left out: in this process's memory.
@@ -58,6 +60,14 @@ pub(super) struct Raw {
     pub(super) strip_api_key: Option<bool>,
     /// What the process says of itself, on standard error.
     pub(super) log: Option<Log>,
+}
+
+/// The HTTP endpoint for probes and Prometheus: `/livez`, `/readyz`, `/metrics`.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Admin {
+    /// `address:port`, or `off`. Whoever reaches it can read it. Default: 127.0.0.1:8080.
+    pub(super) listen: Option<String>,
 }
 
 /// The Redis that holds the buckets.

@@ -23,6 +23,13 @@ pub enum Check {
 
 impl Check {
     const ALL: [Self; 2] = [Self::Store, Self::Drain];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+            Self::Drain => "drain",
+        }
+    }
 }
 
 /// How a check stands, with a short constant reason.
@@ -53,10 +60,14 @@ pub struct Health {
 
 /// The verdicts, in the order of [`Check::ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Checks([Verdict; Check::ALL.len()]);
+pub(super) struct Checks([Verdict; Check::ALL.len()]);
 
 impl Checks {
-    fn ready(&self) -> bool {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&'static str, Verdict)> {
+        Check::ALL.into_iter().zip(self.0).map(|(check, verdict)| (check.name(), verdict))
+    }
+
+    pub(super) fn ready(&self) -> bool {
         !self.0.iter().any(|verdict| matches!(verdict, Verdict::Fails(_)))
     }
 }
@@ -88,7 +99,7 @@ impl Health {
         self.report(READINESS, status).await;
     }
 
-    fn checks(&self) -> Checks {
+    pub(super) fn checks(&self) -> Checks {
         *self.checks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

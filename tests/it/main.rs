@@ -9,6 +9,7 @@
     reason = "a test fails by panicking, and its helpers are no interface"
 )]
 
+mod admin;
 mod agreement;
 mod check;
 mod cli;

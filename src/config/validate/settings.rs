@@ -7,6 +7,7 @@ use crate::config::raw::{self, Raw};
 use crate::config::settings::{ClockSource, Log, LogFormat, Redis, Settings};
 use crate::server::Listen;
 use crate::store::redis::{RedisUrl, UrlError};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
@@ -16,6 +17,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) -> Option<Settings> {
     let listen = listen(raw, overrides, report);
+    let admin = admin(raw, overrides, report);
     let redis = redis(raw.redis.as_ref(), overrides, report);
     let capacity = raw.memory.as_ref().and_then(|memory| memory.capacity);
     let capacity = count("memory.capacity", capacity, 1_000_000, 1..=1_000_000_000, report);
@@ -26,6 +28,7 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
     let log = log(raw.log.as_ref(), overrides, report);
     Some(Settings {
         listen: listen?,
+        admin: admin?,
         redis: redis?,
         memory_capacity: usize::try_from(capacity?).unwrap_or(usize::MAX),
         clock: match raw.clock {
@@ -79,6 +82,23 @@ fn listen_at(given: &Given, report: &mut Report) -> Option<Listen> {
             None
         }
     }
+}
+
+/// The outer `None`: there are faults. The inner: no admin endpoint.
+fn admin(raw: &Raw, overrides: &Overrides, report: &mut Report) -> Option<Option<SocketAddr>> {
+    let file = raw.admin.as_ref().and_then(|admin| admin.listen.as_deref());
+    let file = file.map(|text| Given::new("admin.listen", text));
+    let admin = first(overrides.admin_listen.as_ref(), file, report, admin_at)?;
+    Some(admin.unwrap_or(Some(([127, 0, 0, 1], 8080).into())))
+}
+
+fn admin_at(given: &Given, report: &mut Report) -> Option<Option<SocketAddr>> {
+    if given.text() == "off" {
+        return Some(None);
+    }
+    let right = "write an IP address and a port such as 127.0.0.1:8080 or [::]:8080, or off";
+    let told = || format!("{} is no address; {right}", quoted(given.text()));
+    given.text().parse().map(Some).map_err(|_| report.fault(&given.path, told())).ok()
 }
 
 /// The outer `None`: there are faults. The inner: connections grow as old as they like.
