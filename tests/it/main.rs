@@ -9,10 +9,12 @@
     reason = "a test fails by panicking, and its helpers are no interface"
 )]
 
+mod admin;
 mod agreement;
 mod check;
 mod cli;
 mod config;
+mod connections;
 mod dedupe;
 mod deny_cache;
 mod docs;
