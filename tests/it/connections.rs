@@ -5,7 +5,9 @@ use crate::support::service::{Tidegate, check};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
+use tidegate::ext_authz::proto::CheckRequest;
 use tidegate::ext_authz::proto::authorization_client::AuthorizationClient;
+use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
@@ -25,6 +27,15 @@ async fn code(mut client: AuthorizationClient<Channel>) -> Result<i32, Status> {
     Ok(client.check(check(&[])).await?.into_inner().status.unwrap().code)
 }
 
+/// Waits until it is so, and lets the other tasks have their turns. It happens in another process, which tells nobody.
+async fn until(what: &str, so: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !so() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        tokio::task::yield_now().await;
+    }
+}
+
 /// A service whose checks hang while its Redis is frozen, and whose connections are soon old.
 fn aging(redis: &Server, more: &str) -> Tidegate {
     let redis = format!("redis: {{urls: ['{}'], timeout: 10s}}", redis.url());
@@ -41,9 +52,7 @@ fn the_calls_of_an_old_connection_end_and_a_new_connection_follows() {
         assert_eq!(code(client.clone()).await.unwrap(), 0);
         redis.signal("STOP");
         let calls: Vec<_> = (0..64).map(|_| tokio::spawn(code(client.clone()))).collect();
-        while !service.log().contains("a connection is old") {
-            tokio::task::yield_now().await;
-        }
+        until("the connection is old", || service.log().contains("a connection is old")).await;
         redis.signal("CONT");
         for call in calls {
             assert_eq!(call.await.unwrap().unwrap(), 0);
@@ -65,6 +74,72 @@ fn a_call_that_hangs_on_an_old_connection_is_dropped_after_shutdown() {
     });
     service.wait_for_log("dropping what an old connection has in flight");
     redis.signal("CONT");
+}
+
+/// A service that is told to stop while `calls` of its calls hang, and has closed its port.
+async fn stopping(redis: &Server, more: &str, calls: usize) -> (Tidegate, Vec<JoinHandle<Result<i32, Status>>>) {
+    let config = format!("redis: {{urls: ['{}'], timeout: 10s}}\non_store_error: deny\ndrain: 0s\n", redis.url());
+    let service = Tidegate::start(&format!("{config}{more}"));
+    let mut client = client(&service).await;
+    assert_eq!(code(client.clone()).await.unwrap(), 0);
+    redis.signal("STOP");
+    let hanging: Vec<_> = (0..calls).map(|_| tokio::spawn(code(client.clone()))).collect();
+    // The calls have arrived when one that comes after them on the same connection is answered.
+    let exempt = client.check(exempt()).await.unwrap().into_inner();
+    assert_eq!(exempt.status.unwrap().code, 0);
+    service.signal("TERM");
+    until("the port is closed", || TcpStream::connect(service.address).is_err()).await;
+    (service, hanging)
+}
+
+const EXEMPT: &str = "rules: [{name: exempt, match: {path: {exact: /exempt}}, exempt: true}]\n";
+
+fn exempt() -> CheckRequest {
+    let mut check = check(&[]);
+    let request = check.attributes.as_mut().unwrap().request.as_mut().unwrap();
+    request.http.as_mut().unwrap().path = "/exempt".into();
+    check
+}
+
+#[test]
+fn calls_in_flight_end_after_the_port_is_closed() {
+    let redis = Server::start(&[]);
+    block_on(async {
+        let (mut service, hanging) = stopping(&redis, EXEMPT, 8).await;
+        redis.signal("CONT");
+        for call in hanging {
+            assert_eq!(call.await.unwrap().unwrap(), 0);
+        }
+        assert_eq!(service.wait(), Some(0));
+        service.wait_for_log("\"stopped\"");
+        assert!(!service.log().contains("dropping what is still in flight"));
+    });
+}
+
+#[test]
+fn calls_that_hang_hold_the_end_up_for_no_longer_than_shutdown() {
+    let redis = Server::start(&[]);
+    block_on(async {
+        let (mut service, hanging) = stopping(&redis, &format!("{EXEMPT}shutdown: 100ms\n"), 1).await;
+        for call in hanging {
+            assert!(call.await.unwrap().is_err());
+        }
+        assert_eq!(service.wait(), Some(0));
+        service.wait_for_log("dropping what is still in flight");
+        redis.signal("CONT");
+    });
+}
+
+#[test]
+fn a_second_signal_ends_the_wait_for_calls_that_hang() {
+    let redis = Server::start(&[]);
+    block_on(async {
+        let (mut service, _hanging) = stopping(&redis, &format!("{EXEMPT}shutdown: 5m\n"), 1).await;
+        service.signal("TERM");
+        assert_eq!(service.wait(), Some(0));
+        service.wait_for_log("a second signal");
+        redis.signal("CONT");
+    });
 }
 
 #[test]
