@@ -1,13 +1,15 @@
 //! The composition root: puts the parts together, runs them, and takes them down in order.
 
-use crate::bucket::{Charge, Dimension, Key, Quota};
-use crate::clock::SystemClock;
+use crate::clock::{SteadyClock, SystemClock, SystemStopwatch};
 use crate::config::{ClockSource, Config, LogFormat, Settings};
 use crate::ext_authz::Service;
 use crate::limiter::Limiter;
+use crate::limiter::keys::{KeyMemory, KeyMemorySettings};
+use crate::policy::Policy;
 use crate::server::health::Health;
 use crate::server::{Endpoint, ServerError};
 use crate::store::Store;
+use crate::store::deny_cache::DenyCache;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{self, RedisSettings, RedisStore};
 use std::io::{self, IsTerminal as _};
@@ -49,18 +51,51 @@ pub fn serve(config: Config, origin: &str) -> Result<(), AppError> {
     served
 }
 
-/// The store that the settings name. Does not connect.
-pub fn store(settings: &Settings) -> Arc<dyn Store> {
-    let clock = Arc::new(SystemClock);
-    let Some(server) = &settings.redis else {
-        return Arc::new(MemoryStore::new(clock, settings.memory_capacity));
-    };
+fn memory_store(settings: &Settings) -> Arc<dyn Store> {
+    Arc::new(MemoryStore::new(Arc::new(SystemClock), settings.memory_capacity))
+}
+
+/// The Redis that the settings name, if they do. `key_prefix` is the policy's.
+///
+/// # Panics
+/// Outside a tokio runtime.
+pub fn redis_store(settings: &Settings, key_prefix: &str) -> Option<Arc<RedisStore>> {
+    let servers = settings.redis.as_ref()?;
     let clock = match settings.clock {
         ClockSource::Redis => redis::ClockSource::Redis,
-        ClockSource::Local => redis::ClockSource::Local(clock),
+        ClockSource::Local => redis::ClockSource::Local(Arc::new(SystemClock)),
     };
-    let (url, timeout, pool_size) = (server.url.clone(), server.timeout, server.pool_size);
-    Arc::new(RedisStore::new(RedisSettings { url, timeout, pool_size, clock }))
+    Some(Arc::new(RedisStore::new(RedisSettings {
+        topology: servers.topology.clone(),
+        limits: servers.limits,
+        clock,
+        client_name: servers.client_name.clone(),
+        key_prefix: key_prefix.to_owned(),
+    })))
+}
+
+/// The limiter over `store`; with Redis it asks there of API keys, if the settings and the policy let it.
+fn limiter(policy: Policy, store: Arc<dyn Store>, redis: Option<Arc<RedisStore>>, settings: &Settings) -> Limiter {
+    let (size, max_age) = (settings.key_metadata.size, settings.key_metadata.max_age);
+    let keys = redis.zip(settings.redis.as_ref()).filter(|_| size > 0 && !policy.sources.key.is_empty());
+    let keys = keys.map(|(redis, servers)| {
+        let settings = KeyMemorySettings { size, max_age, timeout: servers.limits.timeout };
+        KeyMemory::new(redis, &policy.key_prefix, &policy.tiers, settings)
+    });
+    let limiter = Limiter::new(policy, store).with_fallback(Arc::new(SteadyClock::default()), settings.memory_capacity);
+    let limiter = if settings.dedupe { limiter.deduping(Arc::new(SystemStopwatch::start())) } else { limiter };
+    match keys {
+        Some(keys) => limiter.with_keys(keys),
+        None => limiter,
+    }
+}
+
+/// The store, whose denials are remembered if the settings say so.
+fn remembering(store: Arc<RedisStore>, settings: &Settings) -> Arc<dyn Store> {
+    let Some(cache) = settings.deny_cache else {
+        return store;
+    };
+    Arc::new(DenyCache::new(store, Arc::new(SystemStopwatch::start()), cache.size, cache.max_age))
 }
 
 async fn run(config: Config, origin: &str) -> Result<(), AppError> {
@@ -70,15 +105,15 @@ async fn run(config: Config, origin: &str) -> Result<(), AppError> {
     for warning in warnings {
         tracing::warn!("config: {warning}");
     }
-    let store = store(&settings);
-    let limiter = Arc::new(Limiter::new(policy, store.clone()));
+    let redis = redis_store(&settings, &policy.key_prefix);
+    let store = redis.clone().map_or_else(|| memory_store(&settings), |redis| remembering(redis, &settings));
+    let limiter = Arc::new(limiter(policy, store.clone(), redis, &settings));
     let health = Health::new().await;
     let mut signals = Signals::new().map_err(AppError::Signals)?;
     let endpoint = Endpoint::bind(&settings.listen).await?;
     announce(&endpoint, &settings, &limiter);
 
-    let key_prefix = limiter.policy().key_prefix.clone();
-    let readiness = tokio::spawn(follow_store(store, key_prefix, health.clone(), settings.readiness_requires_store));
+    let readiness = tokio::spawn(follow_store(store, health.clone(), settings.readiness_requires_store));
     let (stop, stopped) = oneshot::channel::<()>();
     let serving = endpoint.serve(Service::new(limiter), &health, async move {
         // The sender gone means the same.
@@ -133,24 +168,25 @@ fn announce(endpoint: &Endpoint, settings: &Settings, limiter: &Limiter) {
     let policy = limiter.policy();
     for tier in policy.tiers.iter() {
         let name = tier.name.as_str();
-        tracing::info!(tier = name, default = tier == policy.tiers.default_tier(), limits = %tier.limits, "tier");
+        let default = tier == policy.tiers.default_tier();
+        let on_store_error = tier.on_store_error.unwrap_or(policy.on_store_error);
+        tracing::info!(tier = name, default, limits = %tier.limits, ?on_store_error, "tier");
     }
-    let store = settings.redis.as_ref().map_or("memory".to_owned(), |redis| redis.url.to_string());
+    let store = settings.redis.as_ref().map_or("memory".to_owned(), |redis| redis.topology.to_string());
     let version = env!("CARGO_PKG_VERSION");
     tracing::info!(version, %listen, %store, mode = ?policy.mode, on_store_error = ?policy.on_store_error, "serving");
 }
 
 /// Keeps readiness true to the store: ready after the first take that succeeds, and no longer after two in a row that
-/// fail. A take is what a check needs, and more than a ping: a full or read-only Redis answers pings.
-async fn follow_store(store: Arc<dyn Store>, key_prefix: String, health: Health, required: bool) {
+/// fail.
+async fn follow_store(store: Arc<dyn Store>, health: Health, required: bool) {
     if !required {
         health.set_ready(true).await;
         return;
     }
-    let probe = [probe(&key_prefix)];
     let (mut ready, mut failures) = (None, 0);
     loop {
-        let answer = store.take(&probe).await;
+        let answer = store.probe().await;
         failures = if answer.is_ok() { 0 } else { failures + 1 };
         let now = match ready {
             Some(true) => failures < 2,
@@ -166,12 +202,6 @@ async fn follow_store(store: Arc<dyn Store>, key_prefix: String, health: Health,
         }
         tokio::time::sleep(STORE_PROBE_INTERVAL).await;
     }
-}
-
-/// A take of nothing from a bucket of nobody's: no user id is stored with a `~` and this after it.
-fn probe(key_prefix: &str) -> Charge {
-    let quota = Quota::parse(1.0, 1.0).expect("1 is finite and above 0");
-    Charge { key: Key::new(key_prefix, Dimension::User, "~readiness"), quota, cost: 0.0 }
 }
 
 /// The signals that ask a process to end.

@@ -6,6 +6,7 @@
 
 use smallvec::SmallVec;
 use std::fmt;
+use std::num::NonZeroU32;
 use thiserror::Error;
 
 /// What a bucket is kept for.
@@ -141,6 +142,13 @@ impl Quota {
         self.ttl
     }
 
+    /// One of so many equal parts of this quota: as many buckets of that size, together, hold as much and fill as fast.
+    pub fn share(&self, parts: NonZeroU32) -> Self {
+        let part = |amount: f64| (amount / f64::from(parts.get())).max(f64::MIN_POSITIVE);
+        // It takes as long to fill, so it may be forgotten after the same time.
+        Self { max_tokens: part(self.max_tokens), refill_rate: part(self.refill_rate), ttl: self.ttl }
+    }
+
     /// Tokens that flow in during `micros` microseconds. Multiplied before it is divided, so that whole seconds at a
     /// round rate give a round number.
     fn inflow(&self, micros: f64) -> f64 {
@@ -248,6 +256,27 @@ impl Level {
 /// The level of each bucket of a request, in the order of its charges.
 pub type Levels = SmallVec<[Level; 3]>;
 
+/// Who says what came of an attempt to take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// Where the buckets are.
+    #[default]
+    Store,
+    /// What was remembered of an earlier denial. Of the buckets that were not exhausted nothing is known: they are told
+    /// as full.
+    DenyCache,
+}
+
+impl Source {
+    /// A short constant name, fit for a metric's label.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+            Self::DenyCache => "deny_cache",
+        }
+    }
+}
+
 /// What came of an attempt to take.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Taken {
@@ -255,6 +284,7 @@ pub struct Taken {
     pub admitted: bool,
     /// As they are now: without the cost when admitted, as found when not.
     pub levels: Levels,
+    pub source: Source,
 }
 
 impl Taken {
@@ -281,7 +311,7 @@ pub fn take(charges: &[Charge], states: &mut [Option<State>], now: Timestamp) ->
         levels.push(Level::found(Some(state), &charge.quota, now));
         *slot = Some(state);
     }
-    Taken { admitted: true, levels }
+    Taken { admitted: true, levels, source: Source::Store }
 }
 
 /// Tells what [`take`] would find, with the levels before any cost. `lua/peek.lua` repeats it.
@@ -289,7 +319,19 @@ pub fn peek(charges: &[Charge], states: &[Option<State>], now: Timestamp) -> Tak
     debug_assert_eq!(charges.len(), states.len());
     let levels: Levels = charges.iter().zip(states).map(|(c, state)| Level::found(*state, &c.quota, now)).collect();
     let covered = |(charge, level): (&Charge, &Level)| level.tokens(&charge.quota) >= charge.cost;
-    Taken { admitted: charges.iter().zip(&levels).all(covered), levels }
+    Taken { admitted: charges.iter().zip(&levels).all(covered), levels, source: Source::Store }
+}
+
+/// Gives back what was taken for a request that another bucket denied, as `lua/refund.lua` repeats it: never above a full
+/// bucket, and nothing where nothing is stored, since that is full.
+///
+/// Nothing is ever admitted by it that would not have been admitted had the take never happened: between the two the
+/// bucket holds less than it would have, and after it not more.
+pub fn refund(charge: &Charge, stored: Option<State>, now: Timestamp) -> Option<State> {
+    let found = stored.filter(|state| state.tokens.is_finite())?;
+    let mut state = State::refilled(Some(found), &charge.quota, now);
+    state.tokens = charge.quota.max_tokens.min(state.tokens + charge.cost);
+    Some(state)
 }
 
 #[cfg(test)]
@@ -320,6 +362,20 @@ mod tests {
         }
         assert_eq!(Quota::parse(1e9, 1e-9), Err(QuotaError::FillsTooSlowly));
         assert_eq!(Quota::parse(1e16, 1e9), Err(QuotaError::TooManyTokens));
+    }
+
+    #[test]
+    fn the_shares_of_a_quota_are_valid_and_together_no_more_than_it() {
+        for (max_tokens, refill_rate) in [(10.0, 0.17), (1.0, 25.0), (1e15, 1e9), (f64::MIN_POSITIVE, 1.0)] {
+            let whole = Quota::parse(max_tokens, refill_rate).unwrap();
+            for parts in [1, 2, 3, 7, 10_000].map(|parts| NonZeroU32::new(parts).unwrap()) {
+                let share = whole.share(parts);
+                assert!(Quota::parse(share.max_tokens, share.refill_rate).is_ok(), "{share:?}");
+                assert_eq!(share.ttl, whole.ttl);
+                let together = share.max_tokens * f64::from(parts.get());
+                assert!(together <= max_tokens * (1.0 + f64::EPSILON) || share.max_tokens == f64::MIN_POSITIVE);
+            }
+        }
     }
 
     #[test]
@@ -359,6 +415,18 @@ mod tests {
             })
             .count();
         assert!((99..=100).contains(&admitted), "{admitted} admitted in 10 s at 10 per second");
+    }
+
+    #[test]
+    fn a_refund_gives_back_no_more_than_a_full_bucket_holds_and_makes_none() {
+        let ten = charge(Quota::parse(10.0, 1.0).unwrap(), 4.0);
+        let at_level = |tokens| Some(State { tokens, last_refill: at(100.0) });
+        assert_eq!(refund(&ten, at_level(2.0), at(100.0)), at_level(6.0));
+        assert_eq!(refund(&ten, at_level(8.0), at(100.0)), at_level(10.0));
+        assert_eq!(refund(&ten, at_level(2.0), at(101.0)), Some(State { tokens: 7.0, last_refill: at(101.0) }));
+        assert_eq!(refund(&ten, at_level(2.0), at(50.0)), at_level(6.0), "a clock that steps back");
+        assert_eq!(refund(&ten, None, at(100.0)), None);
+        assert_eq!(refund(&ten, at_level(f64::NAN), at(100.0)), None);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 mod bucket;
 mod hash_key;
+mod key;
+mod redis;
 mod validate;
 
 use crate::app;
@@ -16,6 +18,9 @@ use thiserror::Error;
 /// sysexits.h: something was found in an unconfigured or misconfigured state.
 const EX_CONFIG: u8 = 78;
 
+/// As clap ends with.
+const EX_WRONG_USAGE: u8 = 2;
+
 const ABOUT: &str =
     "A distributed token-bucket rate limiter for Envoy (ext_authz over gRPC), with its buckets in Redis.";
 
@@ -23,8 +28,9 @@ const ENVIRONMENT: &str = "\
 Environment (a flag comes before it, the config file after it):
   TIDEGATE_CONFIG               the config file
   TIDEGATE_LISTEN               where Envoy connects: address:port or unix:/path
-  TIDEGATE_REDIS_URL            redis://host:port/database
+  TIDEGATE_REDIS_URL            redis://host:port/database, or rediss:// for TLS; several with commas between them
   TIDEGATE_REDIS_PASSWORD       its password; or TIDEGATE_REDIS_PASSWORD_FILE, a file that holds it
+  TIDEGATE_REDIS_SENTINEL_PASSWORD  that of the sentinels; or TIDEGATE_REDIS_SENTINEL_PASSWORD_FILE
   TIDEGATE_KEY_PEPPER           mixed into the digests of API keys; or TIDEGATE_KEY_PEPPER_FILE
   TIDEGATE_LOG                  error, warn, info, debug, trace, off, or a list: info,tidegate::store=debug
   TIDEGATE_LOG_FORMAT           text or json
@@ -60,10 +66,15 @@ enum Command {
     /// Read an API key on standard input and print its digest, as it stands in `api_keys` and in Redis
     #[command(after_help = HASH_KEY)]
     HashKey(hash_key::HashKey),
-    /// Look at one bucket, or make it full
+    /// Look at buckets, or make one full
     Bucket {
         #[command(subcommand)]
         command: bucket::Bucket,
+    },
+    /// Say in Redis what is to be known of an API key: its tier, its limits, whether it is suspended
+    Key {
+        #[command(subcommand)]
+        command: key::KeyCommand,
     },
 }
 
@@ -145,6 +156,8 @@ enum Failure {
     #[error("{0}")]
     Config(#[from] Faults),
     #[error("{0}")]
+    Usage(String),
+    #[error("{0}")]
     Other(String),
 }
 
@@ -158,6 +171,7 @@ impl Failure {
     fn exit_code(&self) -> ExitCode {
         match self {
             Self::Config(_) => ExitCode::from(EX_CONFIG),
+            Self::Usage(_) => ExitCode::from(EX_WRONG_USAGE),
             Self::Other(_) => ExitCode::FAILURE,
         }
     }
@@ -190,6 +204,7 @@ fn command(command: Command) -> Result<(), Failure> {
         Command::Schema => print(&format!("{:#}\n", config::schema())),
         Command::HashKey(arguments) => hash_key::run(arguments),
         Command::Bucket { command } => bucket::run(command),
+        Command::Key { command } => key::run(command),
     }
 }
 
@@ -223,6 +238,6 @@ fn complain(failure: &Failure) {
             note(&faults.to_string());
             note(&format!("tidegate: {}", validate::counted(faults)));
         }
-        Failure::Other(why) => note(&format!("tidegate: {why}")),
+        Failure::Usage(why) | Failure::Other(why) => note(&format!("tidegate: {why}")),
     }
 }

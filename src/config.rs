@@ -14,7 +14,7 @@ mod validate;
 pub use document::MAX_BYTES;
 pub use env::{Environment, Flags, VARIABLES};
 pub use fault::{Fault, Faults, MAX_FAULTS};
-pub use settings::{ClockSource, Log, LogFormat, Redis, Settings};
+pub use settings::{ClockSource, DenyCache, KeyMetadata, Log, LogFormat, Redis, Settings};
 
 use crate::policy::Policy;
 use env::Overrides;

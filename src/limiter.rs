@@ -1,28 +1,71 @@
 //! Introduces the two wings to each other: plan, take, decide.
 //!
-//! Gives decisions; knows no protocol. The take is the only await.
+//! Gives decisions; knows no protocol. The take is the only await, but for a key that is not known yet.
 
-use crate::bucket::Taken;
+pub mod keys;
+
+mod fallback;
+mod outage;
+
+mod dedupe;
+
+use crate::bucket::{Source, Taken};
+use crate::clock::{Clock, SteadyClock, Stopwatch};
 use crate::complaint::Complaint;
 use crate::policy::decision::{Decision, Unavailable, decide};
 use crate::policy::request::Request;
 use crate::policy::route::Oddity;
-use crate::policy::{Plan, Policy, Step};
+use crate::policy::{Draft, Plan, Policy, Step};
 use crate::store::{Store, StoreError};
+use dedupe::Dedupe;
+use fallback::Fallback;
+use keys::{Found, KeyMemory, Known};
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Buckets at most of an outage, where nothing else is said.
+const FALLBACK_CAPACITY: usize = 1_000_000;
 
 /// The rate limiter: a policy over a store.
 #[derive(Debug)]
 pub struct Limiter {
     policy: Policy,
     store: Arc<dyn Store>,
-    failures: Complaint,
+    dedupe: Option<Dedupe>,
+    fallback: Fallback,
+    keys: Option<KeyMemory>,
     oddities: Complaint,
 }
 
 impl Limiter {
     pub fn new(policy: Policy, store: Arc<dyn Store>) -> Self {
-        Self { policy, store, failures: Complaint::default(), oddities: Complaint::default() }
+        let fallback = Fallback::new(Arc::new(SteadyClock::default()), FALLBACK_CAPACITY);
+        Self { policy, store, dedupe: None, fallback, keys: None, oddities: Complaint::default() }
+    }
+
+    /// With another clock for outages and their buckets, and another bound on how many buckets those may be.
+    #[must_use]
+    pub fn with_fallback(self, clock: Arc<dyn Clock>, capacity: usize) -> Self {
+        Self { fallback: Fallback::new(clock, capacity), ..self }
+    }
+
+    /// Asks `keys` of API keys that the policy says nothing of. It must have been made for the same policy.
+    #[must_use]
+    pub fn with_keys(self, keys: KeyMemory) -> Self {
+        Self { keys: Some(keys), ..self }
+    }
+
+    /// Charges a request about which Envoy asks again once. Checks then run on a tokio runtime only.
+    #[must_use]
+    pub fn deduping(self, stopwatch: Arc<dyn Stopwatch>) -> Self {
+        let dedupe = Dedupe::new(self.store.clone(), stopwatch);
+        Self { dedupe: Some(dedupe), ..self }
+    }
+
+    /// Checks that were not charged since Envoy had asked the same before.
+    pub fn repeats(&self) -> u64 {
+        self.dedupe.as_ref().map_or(0, Dedupe::repeats)
     }
 
     pub fn policy(&self) -> &Policy {
@@ -31,27 +74,64 @@ impl Limiter {
 
     /// Charges one request and says what came of it. Never fails: what a failed store means is the policy's to say.
     ///
-    /// The request is read before the first await and not kept: the future holds the plan alone.
+    /// The request is read before the first await and not kept: the future holds the draft, then the plan.
     pub fn check<'l>(&'l self, request: &Request<'_>) -> impl Future<Output = (Plan<'l>, Decision)> + Send + use<'l> {
-        let plan = self.policy.plan(request);
+        let draft = self.policy.draft(request);
+        let id = self.dedupe.as_ref().and_then(|_| dedupe::id(request));
         async move {
+            let (key, deadline) = self.look_up(&draft).await;
+            let plan = self.policy.plan(draft, key.as_deref());
             if let Some(oddity) = plan.oddity {
                 self.complain_of(oddity, &plan);
             }
-            let answer = self.ask(&plan).await;
-            if let Err(error) = &answer {
-                self.complain_of_store(error, &plan);
-            }
-            let decision = decide(&plan, answer.as_ref().map(Option::as_ref).map_err(|_| Unavailable));
+            let answer = self.ask_until(deadline, &plan, id.as_deref()).await;
+            let decision = self.conclude(&plan, &answer);
             (plan, decision)
         }
     }
 
-    async fn ask(&self, plan: &Plan<'_>) -> Result<Option<Taken>, StoreError> {
+    /// What is known of the caller's key besides the policy; and, where that had to be waited for, when the whole check
+    /// is to be answered.
+    async fn look_up(&self, draft: &Draft<'_>) -> (Known, Option<Deadline>) {
+        let (Some(keys), Some(digest)) = (&self.keys, draft.unknown_key()) else {
+            return (None, None);
+        };
+        let now = Instant::now();
+        match keys.find(digest, now) {
+            Found::Known(known) => (known, None),
+            Found::Reading { reading, last } => {
+                let deadline = Deadline { at: now + keys.timeout(), timeout: keys.timeout() };
+                (tokio::time::timeout_at(deadline.at, reading).await.unwrap_or(last), Some(deadline))
+            }
+        }
+    }
+
+    /// As [`Self::ask`], bounded by what is left of the time. When nothing is left the store is not asked: it would
+    /// charge what was answered already.
+    async fn ask_until(
+        &self,
+        deadline: Option<Deadline>,
+        plan: &Plan<'_>,
+        id: Option<&[u8]>,
+    ) -> Result<Option<Taken>, StoreError> {
+        let Some(Deadline { at, timeout }) = deadline else {
+            return self.ask(plan, id).await;
+        };
+        let asks = matches!(plan.step(), Step::Peek | Step::Take);
+        if asks && Instant::now() >= at {
+            return Err(StoreError::Timeout(timeout));
+        }
+        tokio::time::timeout_at(at, self.ask(plan, id)).await.unwrap_or(Err(StoreError::Timeout(timeout)))
+    }
+
+    async fn ask(&self, plan: &Plan<'_>, id: Option<&[u8]>) -> Result<Option<Taken>, StoreError> {
         match plan.step() {
             Step::Nothing | Step::NeverFits => Ok(None),
             Step::Peek => self.store.peek(&plan.charges).await.map(|found| Some(Taken { admitted: true, ..found })),
-            Step::Take => self.store.take(&plan.charges).await.map(Some),
+            Step::Take => match self.dedupe.as_ref().zip(id) {
+                Some((dedupe, id)) => dedupe.take(id, &plan.charges).await.map(Some),
+                None => self.store.take(&plan.charges).await.map(Some),
+            },
         }
     }
 
@@ -61,10 +141,28 @@ impl Limiter {
         });
     }
 
-    fn complain_of_store(&self, error: &StoreError, plan: &Plan<'_>) {
-        self.failures.say(|more| {
-            let (kind, policy) = (error.kind(), plan.on_store_error);
-            tracing::error!(kind, %error, ?policy, more, "the store failed, the answer follows on_store_error");
-        });
+    fn conclude(&self, plan: &Plan<'_>, answer: &Result<Option<Taken>, StoreError>) -> Decision {
+        match answer {
+            Ok(None) => decide(plan, Ok(None)),
+            Ok(Some(taken)) => {
+                // What the cache says tells nothing of the store.
+                if taken.source == Source::Store {
+                    self.fallback.answered();
+                }
+                decide(plan, Ok(Some(taken)))
+            }
+            Err(error) => {
+                let local = self.fallback.failed(plan, error);
+                decide(plan, Err(Unavailable { error: error.kind(), local: local.as_ref() }))
+            }
+        }
     }
+}
+
+/// When a check is to be answered that had to wait for something before its take.
+#[derive(Clone, Copy, Debug)]
+struct Deadline {
+    at: Instant,
+    /// The time that it had in all.
+    timeout: Duration,
 }

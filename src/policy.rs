@@ -1,25 +1,29 @@
 //! The rules: an immutable, validated snapshot that says who is asking, what they are charged, and what they are told.
 //!
-//! [`Policy::plan`] turns a request into charges, [`decision::decide`] turns what the store answered into a decision.
-//! Both are pure: no await, clock, I/O, log or metric. Knows no YAML, protobuf, Redis or header names of answers.
+//! [`Policy::draft`] reads a request, [`Policy::plan`] turns that and what is known of its API key into charges,
+//! [`decision::decide`] turns what the store answered into a decision. All are pure: no await, clock, I/O, log or
+//! metric. Knows no YAML, protobuf, Redis or header names of answers.
 
 pub mod api_key;
 pub mod client_ip;
 pub mod decision;
 pub mod identity;
+pub mod key_fields;
 pub mod limits;
 pub mod request;
 pub mod route;
 pub mod tier;
 
 use crate::bucket::{Charge, Charges, Dimension, Key};
-use api_key::ApiKeys;
+use api_key::{ApiKey, ApiKeys, Digest};
 use decision::{Answers, FailurePolicy, Mode};
 use identity::{Caller, Sources};
-use limits::{Limits, Users};
+use limits::{Limits, User, Users};
 use request::Request;
 use route::{Oddity, Route, Rule};
-use tier::Tiers;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use tier::{Claim, Tier, Tiers};
 
 /// Everything a decision needs besides the buckets. Built by `config`.
 #[derive(Debug)]
@@ -37,6 +41,25 @@ pub struct Policy {
     pub answers: Answers,
 }
 
+/// What a request says, before anything is known of its API key that the policy does not say. Holds nothing of the
+/// request itself.
+#[derive(Debug)]
+pub struct Draft<'p> {
+    caller: Caller,
+    route: Route<'p>,
+    claim: Claim,
+    /// What the configuration says of the API key: it goes before what is said elsewhere.
+    configured: Option<&'p ApiKey>,
+    user: Option<&'p User>,
+}
+
+impl Draft<'_> {
+    /// The API key of which more may be known elsewhere than the policy says.
+    pub fn unknown_key(&self) -> Option<Digest> {
+        if self.configured.is_some() { None } else { self.caller.key }
+    }
+}
+
 /// What one request is to be charged, and under which rules.
 #[derive(Debug)]
 pub struct Plan<'p> {
@@ -44,8 +67,10 @@ pub struct Plan<'p> {
     pub tier: &'p str,
     pub rule: Option<&'p str>,
     pub exempt: bool,
-    /// The name configured for the caller's API key, if it is a known one.
-    pub key_name: Option<&'p str>,
+    /// The caller's API key is suspended: nothing is charged, and the request is denied.
+    pub suspended: bool,
+    /// The name given to the caller's API key, if it is a known one.
+    pub key_name: Option<Arc<str>>,
     pub cost: f64,
     pub mode: Mode,
     pub on_store_error: FailurePolicy,
@@ -71,6 +96,15 @@ impl Plan<'_> {
     pub fn never_fits(&self) -> impl Iterator<Item = &Charge> {
         self.charges.iter().filter(|charge| charge.cost > charge.quota.max_tokens())
     }
+
+    /// These charges on one of so many equal shares of their quotas. `None` when a share can never cover its cost.
+    pub fn share(&self, parts: NonZeroU32) -> Option<Charges> {
+        let shared = |charge: &Charge| {
+            let quota = charge.quota.share(parts);
+            (charge.cost <= quota.max_tokens()).then(|| Charge { quota, ..charge.clone() })
+        };
+        self.charges.iter().map(shared).collect()
+    }
 }
 
 /// What a plan asks of the store.
@@ -86,26 +120,45 @@ pub enum Step {
 }
 
 impl Policy {
-    /// Says who is asking and what that costs.
-    pub fn plan(&self, request: &Request<'_>) -> Plan<'_> {
+    /// Says who is asking, for what, and by which rule.
+    pub fn draft(&self, request: &Request<'_>) -> Draft<'_> {
         let route = Route::find(&self.rules, request);
-        let rule = route.rule;
         let caller = if route.exempt() { Caller::default() } else { self.sources.caller(request) };
-        let api_key = caller.key.and_then(|digest| self.api_keys.find(&digest));
+        let configured = caller.key.and_then(|digest| self.api_keys.find(&digest));
         let user = caller.user.as_deref().and_then(|id| self.users.find(id));
-        let tier = self.tiers.resolve(&self.sources.tier, request, rule, api_key, user);
+        let fixed = route.rule.and_then(|rule| rule.tier).or_else(|| user.and_then(|user| user.tier));
+        let claim = match fixed {
+            Some(tier) => Claim::Settled(tier),
+            None => self.tiers.claimed(&self.sources.tier, request),
+        };
+        Draft { caller, route, claim, configured, user }
+    }
+
+    /// Says what that costs. `found` is what is known of [`Draft::unknown_key`].
+    pub fn plan<'p>(&'p self, draft: Draft<'p>, found: Option<&ApiKey>) -> Plan<'p> {
+        let Draft { caller, route, claim, configured, user } = draft;
+        let api_key = configured.or(found);
+        let (rule, suspended) = (route.rule, api_key.is_some_and(|key| key.suspended));
+        let tier = self.tiers.chosen(claim, api_key);
         let limits = tier.limits.overlaid(api_key.map(|key| &key.limits)).overlaid(user.map(|user| &user.limits));
         Plan {
-            charges: self.charges(&caller, &limits, &route),
+            charges: if suspended { Charges::new() } else { self.charges(&caller, &limits, &route) },
             tier: &tier.name,
             rule: rule.map(|rule| rule.name.as_str()),
             exempt: route.exempt(),
-            key_name: api_key.map(|key| key.name.as_str()),
+            suspended,
+            key_name: api_key.map(|key| key.name.clone()),
             cost: route.cost,
             mode: if rule.is_some_and(|rule| rule.shadow) { Mode::Shadow } else { self.mode },
-            on_store_error: rule.and_then(|rule| rule.on_store_error).unwrap_or(self.on_store_error),
+            on_store_error: self.on_store_error(rule, tier),
             oddity: route.oddity,
         }
+    }
+
+    /// The rule's, else the tier's, else the whole policy's.
+    fn on_store_error(&self, rule: Option<&Rule>, tier: &Tier) -> FailurePolicy {
+        let closer = rule.and_then(|rule| rule.on_store_error).or(tier.on_store_error);
+        closer.unwrap_or(self.on_store_error)
     }
 
     fn charges(&self, caller: &Caller, limits: &Limits, route: &Route<'_>) -> Charges {

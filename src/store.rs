@@ -1,7 +1,8 @@
-//! The port to where buckets are kept: take, peek, reset, ping.
+//! The port to where buckets are kept: take, peek, reset, probe; and one to where metadata of API keys are.
 //!
 //! A store takes charges and gives token levels. It knows no identities, tiers or answers.
 
+pub mod deny_cache;
 pub mod memory;
 pub mod redis;
 
@@ -28,8 +29,24 @@ pub trait Store: Debug + Send + Sync {
     /// Forgets a bucket, which makes it full. Says whether there was one.
     fn reset<'a>(&'a self, key: &'a Key) -> Pending<'a, bool>;
 
-    /// One round trip, to learn whether the store answers.
-    fn ping(&self) -> Pending<'_, ()>;
+    /// A take of nothing, to learn whether the store can do what a check needs. Of several servers that share the buckets
+    /// one that can is enough.
+    fn probe(&self) -> Pending<'_, ()>;
+}
+
+/// Fields and values, as they are stored.
+pub type Fields = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// A place where the operator keeps what is to be known of single API keys. What the fields mean is not known here.
+pub trait KeyMetadata: Debug + Send + Sync {
+    /// All that is kept under `key`: nothing, where there is nothing.
+    fn read<'a>(&'a self, key: &'a str) -> Pending<'a, Fields>;
+
+    /// Sets some fields and removes others, and leaves the rest as it is.
+    fn write<'a>(&'a self, key: &'a str, set: &'a [(&'a str, String)], remove: &'a [&'a str]) -> Pending<'a, ()>;
+
+    /// Removes all that is kept under `key`. Says whether there was something.
+    fn delete<'a>(&'a self, key: &'a str) -> Pending<'a, bool>;
 }
 
 /// Why a store did not answer. The text never holds a password; it may hold a bucket's key.
@@ -49,6 +66,12 @@ pub enum StoreError {
     ReadOnly(String),
     #[error("redis is out of memory: {0}")]
     OutOfMemory(String),
+    #[error("the cluster does not serve this slot: {0}")]
+    ClusterDown(String),
+    #[error("{0} failed several times in a row and is not asked until it answers a probe")]
+    BreakerOpen(String),
+    #[error("too many calls to {0} are on their way")]
+    Overloaded(String),
     #[error("redis answered with an error: {0}")]
     Refused(String),
     #[error("redis answered what no tidegate script answers: {0}")]
@@ -56,6 +79,12 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Whether a take that failed so may have been charged all the same: what was sent may have arrived, though no
+    /// answer did, or none that could be read.
+    pub fn may_have_charged(&self) -> bool {
+        matches!(self, Self::Timeout(_) | Self::Connection(_) | Self::Protocol(_))
+    }
+
     /// A short constant name, fit for a metric's label.
     pub fn kind(&self) -> &'static str {
         match self {
@@ -66,6 +95,9 @@ impl StoreError {
             Self::Loading(_) => "loading",
             Self::ReadOnly(_) => "read_only",
             Self::OutOfMemory(_) => "out_of_memory",
+            Self::ClusterDown(_) => "cluster_down",
+            Self::BreakerOpen(_) => "breaker_open",
+            Self::Overloaded(_) => "overloaded",
             Self::Refused(_) => "refused",
             Self::Protocol(_) => "protocol",
         }

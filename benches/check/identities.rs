@@ -65,6 +65,7 @@ fn check(caller: usize) -> CheckRequest {
         TextEntry { key: "x-forwarded-for".into(), value: ip.clone().into() },
     ]);
     let http = HttpRequest {
+        id: format!("{caller:020}").into(),
         method: "POST".into(),
         headers,
         path: "/v1/chat/completions".into(),

@@ -7,7 +7,7 @@ use prost::Message;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidegate::bucket::{Charge, Dimension, Key, Level, Quota, Taken};
+use tidegate::bucket::{Charge, Dimension, Key, Level, Quota, Source, Taken};
 use tidegate::config;
 use tidegate::ext_authz::proto::CheckRequest;
 use tidegate::ext_authz::{request, response};
@@ -27,7 +27,7 @@ pub(crate) struct Script {
 /// `take.lua` over three buckets, called through the store's own connection and nothing else.
 pub(crate) fn script(server: &Server, length: Duration, callers: usize) -> Script {
     let mut settings = RedisSettings::new(server.url().parse().unwrap());
-    settings.timeout = Duration::from_secs(5);
+    settings.limits.timeout = Duration::from_secs(5);
     let store = Arc::new(RedisStore::new(settings));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -71,20 +71,20 @@ pub(crate) fn in_process(requests: &[Bytes]) -> Vec<(&'static str, f64)> {
     let checks: Vec<CheckRequest> =
         requests.iter().take(1000).map(|frame| CheckRequest::decode(&frame[5..]).unwrap()).collect();
     let levels = [59.0, 9.0, 120.0].map(|tokens| Level { tokens, elapsed: 0.0 });
-    let taken = Taken { admitted: true, levels: levels.into_iter().collect() };
+    let taken = Taken { admitted: true, levels: levels.into_iter().collect(), source: Source::Store };
     let decode = median(|place| {
         let frame = requests[place % checks.len()].slice(5..);
         black_box(CheckRequest::decode(frame).unwrap());
     });
     let plan_and_decide = median(|place| {
         let request = request::read(&checks[place % checks.len()]);
-        let plan = policy.plan(&request);
+        let plan = policy.plan(policy.draft(&request), None);
         black_box(decide(&plan, Ok(Some(&taken))));
     });
     let all = median(|place| {
         let check = &checks[place % checks.len()];
         let request = request::read(check);
-        let plan = policy.plan(&request);
+        let plan = policy.plan(policy.draft(&request), None);
         let decision = decide(&plan, Ok(Some(&taken)));
         let wording = response::Wording {
             answers: &policy.answers,

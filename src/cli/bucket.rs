@@ -1,20 +1,21 @@
-//! `tidegate bucket`: looks at one bucket in Redis, or forgets it. Names it as the service does.
+//! `tidegate bucket`: looks at buckets in Redis, or forgets one. Names it as the service does.
+
+mod list;
 
 use super::hash_key::key_on_stdin;
+use super::redis::{self, Redis};
 use super::{Failure, Source, print};
-use crate::app;
 use crate::bucket::{Dimension, Key, State, Timestamp};
-use crate::config::{self, Config, Environment};
+use crate::config::Config;
 use crate::policy::client_ip::{self, ClientAddress};
 use crate::policy::identity::stored_user;
-use crate::store::{Store, StoreError};
+use crate::store::Store;
 use clap::{Args, Subcommand};
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-/// How long a person at a terminal waits for Redis at least.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Why no buckets are to be had without Redis.
+const IN_MEMORY: &str = "buckets in memory live inside the serving process";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -25,6 +26,14 @@ Examples:
 The name of a bucket depends on key_prefix, the pepper and the IP prefixes: give the service's own config and
 environment. `tidegate --help` names the environment variables.";
 
+const LISTING: &str = "\
+Examples:
+  tidegate bucket list --redis-url redis://127.0.0.1:6379/0
+  tidegate bucket list --prefix rl:user:al --limit 1000 --config tidegate.yaml --json
+
+Tokens are as they were at last_refill. Bytes of a name that do not print are written as \\x0a. `-`, or null in JSON:
+there is none, or none that can be read, which the service takes for a full bucket.";
+
 #[derive(Debug, Subcommand)]
 pub(super) enum Bucket {
     /// Print what is stored of a bucket. Nothing stored: it is full
@@ -33,6 +42,9 @@ pub(super) enum Bucket {
     /// Forget a bucket, which makes it full
     #[command(after_help = EXAMPLES)]
     Reset(Which),
+    /// Print the buckets that Redis holds, some at a time and never more than asked for
+    #[command(after_help = LISTING)]
+    List(list::List),
 }
 
 #[derive(Debug, Args)]
@@ -87,30 +99,20 @@ pub(super) fn run(command: Bucket) -> Result<(), Failure> {
             let (json, opened) = (which.json, open(which)?);
             print(&forgotten(&opened.key, opened.ask(|store, key| store.reset(key))?, json))
         }
+        Bucket::List(list) => list::run(list),
     }
 }
 
 /// A bucket's name, and where it is kept.
 struct Opened {
     key: Key,
-    runtime: tokio::runtime::Runtime,
-    store: Arc<dyn Store>,
+    redis: Redis,
 }
 
 fn open(which: Which) -> Result<Opened, Failure> {
-    let mut config = config::load(&which.source.flags(None), &Environment::of_process())?;
-    if let Some(redis) = &mut config.settings.redis {
-        // Nobody's request waits for this.
-        redis.timeout = redis.timeout.max(PATIENCE);
-    }
-    if config.settings.redis.is_none() {
-        let why = "no Redis is configured, and buckets in memory live inside the serving process";
-        return Err(Failure::Other(format!("{why}: give --redis-url, TIDEGATE_REDIS_URL or --config")));
-    }
-    let key = named(&which.caller, which.tier.as_deref(), &config)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let store = runtime.block_on(async { app::store(&config.settings) });
-    Ok(Opened { key, runtime, store })
+    let redis = redis::open(which.source, IN_MEMORY)?;
+    let key = named(&which.caller, which.tier.as_deref(), &redis.config)?;
+    Ok(Opened { key, redis })
 }
 
 impl Opened {
@@ -118,8 +120,7 @@ impl Opened {
         &self,
         ask: impl for<'a> Fn(&'a dyn Store, &'a Key) -> crate::store::Pending<'a, T>,
     ) -> Result<T, Failure> {
-        let failed = |error: StoreError| Failure::Other(format!("{}: {error}", self.key.as_str()));
-        self.runtime.block_on(ask(self.store.as_ref(), &self.key)).map_err(failed)
+        self.redis.wait(self.key.as_str(), ask(self.redis.store.as_ref(), &self.key))
     }
 }
 

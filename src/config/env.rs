@@ -17,14 +17,27 @@ const LISTEN: &str = "TIDEGATE_LISTEN";
 const REDIS_URL: &str = "TIDEGATE_REDIS_URL";
 const REDIS_PASSWORD: &str = "TIDEGATE_REDIS_PASSWORD";
 const REDIS_PASSWORD_FILE: &str = "TIDEGATE_REDIS_PASSWORD_FILE";
+const SENTINEL_PASSWORD: &str = "TIDEGATE_REDIS_SENTINEL_PASSWORD";
+const SENTINEL_PASSWORD_FILE: &str = "TIDEGATE_REDIS_SENTINEL_PASSWORD_FILE";
 const KEY_PEPPER: &str = "TIDEGATE_KEY_PEPPER";
 const KEY_PEPPER_FILE: &str = "TIDEGATE_KEY_PEPPER_FILE";
 const LOG: &str = "TIDEGATE_LOG";
 const LOG_FORMAT: &str = "TIDEGATE_LOG_FORMAT";
 
 /// Every variable that is read.
-pub const VARIABLES: [&str; 9] =
-    [CONFIG, LISTEN, REDIS_URL, REDIS_PASSWORD, REDIS_PASSWORD_FILE, KEY_PEPPER, KEY_PEPPER_FILE, LOG, LOG_FORMAT];
+pub const VARIABLES: [&str; 11] = [
+    CONFIG,
+    LISTEN,
+    REDIS_URL,
+    REDIS_PASSWORD,
+    REDIS_PASSWORD_FILE,
+    SENTINEL_PASSWORD,
+    SENTINEL_PASSWORD_FILE,
+    KEY_PEPPER,
+    KEY_PEPPER_FILE,
+    LOG,
+    LOG_FORMAT,
+];
 
 /// The longest secret that is read from a file, in bytes.
 const MAX_SECRET: usize = 64 << 10;
@@ -163,9 +176,19 @@ pub(super) struct Overrides {
     pub(super) listen: Option<Given>,
     pub(super) redis_url: Option<Given>,
     pub(super) redis_password: Option<Given>,
+    pub(super) sentinel_password: Option<Given>,
     pub(super) key_pepper: Option<Given>,
     pub(super) log_filter: Option<Given>,
     pub(super) log_format: Option<Given>,
+    pub(super) files: Files,
+}
+
+/// Whether the files that a config names are read: not where it is only looked at, perhaps on another machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Files {
+    #[default]
+    LeaveAside,
+    Read,
 }
 
 impl Overrides {
@@ -178,9 +201,11 @@ impl Overrides {
             listen: flag("--listen", &flags.listen).or(listen),
             redis_url: flag("--redis-url", &flags.redis_url).or(redis_url),
             redis_password: env.secret(REDIS_PASSWORD, REDIS_PASSWORD_FILE, report),
+            sentinel_password: env.secret(SENTINEL_PASSWORD, SENTINEL_PASSWORD_FILE, report),
             key_pepper: env.secret(KEY_PEPPER, KEY_PEPPER_FILE, report),
             log_filter: env.text(LOG, report),
             log_format: env.text(LOG_FORMAT, report),
+            files: Files::Read,
         }
     }
 }

@@ -21,8 +21,17 @@ pub(super) struct Raw {
     pub(super) redis: Option<Redis>,
     /// Buckets in this process's memory; of no effect with `redis`.
     pub(super) memory: Option<Memory>,
-    /// What happens to requests while Redis does not answer. Default: allow.
+    /// Buckets that Redis found empty, remembered so that it need not be asked again; of no effect without `redis`.
+    pub(super) deny_cache: Option<DenyCache>,
+    /// Charge a request once though Envoy asks about it again within 5 seconds, as it may when a Check times out. Holds
+    /// where the same replica is asked. Default: false.
+    pub(super) dedupe: Option<bool>,
+    /// What happens to requests while Redis does not answer; tiers and rules may say otherwise. Default: allow.
     pub(super) on_store_error: Option<OnStoreError>,
+    /// How many replicas of tidegate there are, or may come to be: `on_store_error: local` needs it, and gives each the
+    /// limits divided by it. 1 to 10000.
+    #[schemars(extend("minimum" = 1, "maximum" = 10_000))]
+    pub(super) replicas_hint: Option<u64>,
     /// Whether the service is ready only while Redis answers. Default: true.
     pub(super) readiness_requires_store: Option<bool>,
     /// Whose clock refills buckets. Default: redis.
@@ -38,11 +47,13 @@ pub(super) struct Raw {
     /// Accept a default tier that allows more than another tier. Default: false.
     pub(super) allow_generous_default: Option<bool>,
     /// What callers may spend, by the name of their tier. Names are 1 to 64 of a-z, 0-9, `_` and `-`, in any case.
-    pub(super) tiers: Option<BTreeMap<String, Limits>>,
+    pub(super) tiers: Option<BTreeMap<String, Tier>>,
     /// Where callers and their tiers are read.
     pub(super) identity: Option<Identity>,
     /// Known API keys.
     pub(super) api_keys: Option<List<ApiKey>>,
+    /// What Redis says of API keys that `api_keys` does not name; of no effect without `redis`.
+    pub(super) key_metadata: Option<KeyMetadata>,
     /// Known users.
     pub(super) users: Option<List<User>>,
     /// What differs for parts of the traffic. The first that matches counts.
@@ -53,6 +64,9 @@ pub(super) struct Raw {
     pub(super) error_answer: Option<ErrorAnswer>,
     /// Remove the headers that carry API keys before the request goes upstream. Default: false.
     pub(super) strip_api_key: Option<bool>,
+    /// The status that a suspended API key is denied with: 403 or 429. Default: 403.
+    #[schemars(extend("enum" = [403, 429]))]
+    pub(super) suspended_answer: Option<u64>,
     /// What the process says of itself, on standard error.
     pub(super) log: Option<Log>,
 }
@@ -61,24 +75,71 @@ pub(super) struct Raw {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Redis {
-    /// One `redis://host:port/database` or `unix:///path`. A password is better given in TIDEGATE_REDIS_PASSWORD.
+    /// Default: standalone.
+    pub(super) topology: Option<Topology>,
+    /// `redis://host:port/database`, `rediss://…` for TLS, or `unix:///path`: of a standalone Redis one, with `sentinel`
+    /// those of the sentinels, with `cluster` those of some nodes. A password is better given in TIDEGATE_REDIS_PASSWORD
+    /// (that of the sentinels in TIDEGATE_REDIS_SENTINEL_PASSWORD).
     pub(super) urls: Option<List<Secret>>,
+    /// The name under which the sentinels monitor the master.
+    pub(super) sentinel_master: Option<String>,
+    /// The ACL user to sign in as, instead of one in the address.
+    pub(super) username: Option<String>,
+    /// The number of the database. Default: that in the address, else 0.
+    pub(super) database: Option<u64>,
+    /// What is trusted and shown with `rediss://`.
+    pub(super) tls: Option<Tls>,
+    /// What CLIENT LIST shows. Default: tidegate.
+    pub(super) client_name: Option<String>,
     /// One round trip, waiting for a connection included; Envoy's own timeout must be longer. Default: 50ms.
     pub(super) timeout: Option<Span>,
-    /// Connections, each shared by many calls at once: 1 to 64. Default: 1.
+    /// Connections to each server, each shared by many calls at once: 1 to 64. Default: 1.
     pub(super) pool_size: Option<u64>,
-    /// Only standalone yet. Default: standalone.
-    pub(super) topology: Option<Topology>,
+    /// Calls to each server that may be on their way at once; what comes beyond follows `on_store_error`. Default: 1024.
+    pub(super) max_in_flight: Option<u64>,
+    /// When a failing server is not asked any more.
+    pub(super) breaker: Option<Breaker>,
+}
+
+/// What is trusted and shown with `rediss://`; files in PEM.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Tls {
+    /// The roots that servers' certificates must lead to. Default: Mozilla's, as built in.
+    pub(super) ca_file: Option<String>,
+    /// This client's certificate and those between it and the root.
+    pub(super) cert_file: Option<String>,
+    /// Its key.
+    pub(super) key_file: Option<String>,
+}
+
+/// When a failing server is not asked any more.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Breaker {
+    /// Failures in a row. Default: 5.
+    pub(super) failures: Option<u64>,
+    /// How often it is probed then. Default: 250ms.
+    pub(super) probe_interval: Option<Span>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Topology {
     Standalone,
-    /// Not supported yet.
     Sentinel,
-    /// Not supported yet.
     Cluster,
+}
+
+/// Buckets that Redis found empty, so that clients that do not stop asking are denied without asking Redis.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DenyCache {
+    /// Buckets remembered at most; 0 switches it off. Default: 100000.
+    pub(super) size: Option<u64>,
+    /// How long an answer of Redis is used at most, and so how late a bucket that is reset elsewhere may be seen.
+    /// Default: 1s.
+    pub(super) max_age: Option<Span>,
 }
 
 /// Buckets in this process's memory.
@@ -89,13 +150,15 @@ pub(super) struct Memory {
     pub(super) capacity: Option<u64>,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum OnStoreError {
     /// Requests pass unlimited.
     Allow,
     /// Requests are answered 503.
     Deny,
+    /// Each replica goes on with buckets in its own memory, at the limits divided by `replicas_hint`.
+    Local,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
@@ -154,10 +217,12 @@ pub(super) enum LogFormat {
 /// What may be spent; a dimension that is left out is not limited.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Limits {
+pub(super) struct Tier {
     pub(super) per_user: Option<Quota>,
     pub(super) per_key: Option<Quota>,
     pub(super) per_ip: Option<Quota>,
+    /// Instead of the global `on_store_error`.
+    pub(super) on_store_error: Option<OnStoreError>,
 }
 
 /// One bucket's size and inflow.
@@ -268,9 +333,21 @@ pub(super) struct ApiKey {
     pub(super) name: Option<String>,
     /// Read where `identity.tier` says `api_key`.
     pub(super) tier: Option<String>,
+    /// Always denied. Default: false.
+    pub(super) suspended: Option<bool>,
     pub(super) per_user: Option<Quota>,
     pub(super) per_key: Option<Quota>,
     pub(super) per_ip: Option<Quota>,
+}
+
+/// What Redis says of API keys (`tidegate key set`), as each process remembers it.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct KeyMetadata {
+    /// Keys at most that are remembered, unknown ones included; 0: Redis is not asked for any. Default: 100000.
+    pub(super) size: Option<u64>,
+    /// How long before Redis is asked again: a change takes effect within this time. Default: 30s.
+    pub(super) max_age: Option<Span>,
 }
 
 /// One known user. What is left out is as in the caller's tier.
@@ -306,7 +383,7 @@ pub(super) struct Rule {
     pub(super) dimensions: Option<List<Dimension>>,
     /// Count and tell, but never deny.
     pub(super) shadow: Option<bool>,
-    /// Instead of the global `on_store_error`.
+    /// Instead of the tier's and the global `on_store_error`.
     pub(super) on_store_error: Option<OnStoreError>,
 }
 

@@ -1,7 +1,7 @@
 //! What the process is built from: addresses, stores, times. A change here needs a restart.
 
 use crate::server::Listen;
-use crate::store::redis::RedisUrl;
+use crate::store::redis::{CallLimits, Topology};
 use std::time::Duration;
 
 /// Everything but the policy, proven.
@@ -12,7 +12,12 @@ pub struct Settings {
     pub redis: Option<Redis>,
     /// Buckets at most in this process's memory.
     pub memory_capacity: usize,
+    /// `None`: switched off. Without Redis there is none either.
+    pub deny_cache: Option<DenyCache>,
+    /// Whether a request is charged once though Envoy asks about it again.
+    pub dedupe: bool,
     pub clock: ClockSource,
+    pub key_metadata: KeyMetadata,
     /// Whether the service is ready only while the store answers.
     pub readiness_requires_store: bool,
     /// NOT_SERVING this long before connections are closed; may be zero.
@@ -22,14 +27,31 @@ pub struct Settings {
     pub log: Log,
 }
 
-/// One Redis server.
+/// The servers that hold the buckets.
 #[derive(Clone, Debug)]
 pub struct Redis {
-    pub url: RedisUrl,
-    /// One round trip, waiting for a connection included.
-    pub timeout: Duration,
-    /// Connections, each shared by many calls at once.
-    pub pool_size: usize,
+    pub topology: Topology,
+    pub limits: CallLimits,
+    /// What CLIENT LIST on the servers shows.
+    pub client_name: String,
+}
+
+/// What a process remembers of what Redis says of API keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyMetadata {
+    /// Keys at most, unknown ones included; 0: Redis is not asked.
+    pub size: usize,
+    /// How long before Redis is asked again.
+    pub max_age: Duration,
+}
+
+/// Empty buckets that are remembered, so that Redis need not be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DenyCache {
+    /// Buckets at most.
+    pub size: usize,
+    /// How long an answer of Redis is used at most.
+    pub max_age: Duration,
 }
 
 /// Whose clock refills buckets.

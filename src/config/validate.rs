@@ -4,7 +4,9 @@
 //! broken, the checks that compare it with others are left out: their faults would be consequences.
 
 mod callers;
+mod failure;
 mod identity;
+mod redis;
 mod rules;
 mod settings;
 mod text;
@@ -15,8 +17,9 @@ use super::fault::Report;
 use super::raw::{self, Raw};
 use super::settings::Settings;
 use crate::policy::Policy;
-use crate::policy::decision::{Answers, ErrorAnswer, FailurePolicy, Mode};
+use crate::policy::decision::{Answers, ErrorAnswer, Mode, SuspendedAnswer};
 use crate::policy::identity::Sources;
+use failure::Failure;
 
 /// Checks `raw`, overridden by `overrides`. `None`, or something that is not to be used, when there are faults.
 pub(super) fn validate(raw: Raw, overrides: &Overrides, report: &mut Report) -> Option<(Policy, Settings)> {
@@ -24,10 +27,14 @@ pub(super) fn validate(raw: Raw, overrides: &Overrides, report: &mut Report) -> 
     let settings = settings::settings(&raw, overrides, report);
     let key_prefix = key_prefix(raw.key_prefix.as_deref(), report);
     let sources = identity::sources(raw.identity.as_ref(), base.identity.as_ref(), overrides, report);
-    let tiers = tiers::tiers(&raw, &base, report);
+    let failure = Failure::read(&raw, report);
+    let tiers = tiers::tiers(&raw, &base, &failure, report);
     let api_keys = callers::api_keys(raw.api_keys.as_ref(), &tiers, report);
     let users = callers::users(raw.users.as_ref(), &tiers, report);
-    let rules = rules::rules(raw.rules.as_ref(), &tiers, &callers::smallest(&raw), report);
+    let smallest = callers::smallest(&raw);
+    let rules = rules::rules(raw.rules.as_ref(), &tiers, &smallest, &failure, report);
+    failure.warn_of_kind_default(&tiers, report);
+    failure.warn_of_small_shares(&tiers, &smallest, &rules, report);
     if let Some(sources) = &sources {
         warn_of_unread(&raw, sources, report);
     }
@@ -39,7 +46,7 @@ pub(super) fn validate(raw: Raw, overrides: &Overrides, report: &mut Report) -> 
         users,
         rules,
         mode: mode(raw.mode),
-        on_store_error: raw.on_store_error.map(failure_policy).unwrap_or_default(),
+        on_store_error: failure.global(),
         answers: answers(&raw, report),
     };
     Some((policy, settings?))
@@ -73,13 +80,6 @@ fn mode(mode: Option<raw::Mode>) -> Mode {
     }
 }
 
-fn failure_policy(policy: raw::OnStoreError) -> FailurePolicy {
-    match policy {
-        raw::OnStoreError::Allow => FailurePolicy::Allow,
-        raw::OnStoreError::Deny => FailurePolicy::Deny,
-    }
-}
-
 fn answers(raw: &Raw, report: &mut Report) -> Answers {
     let usual = Answers::default();
     text::each("headers", raw.headers.as_ref(), report, |_, _, _| {});
@@ -93,7 +93,20 @@ fn answers(raw: &Raw, report: &mut Report) -> Answers {
         x_ratelimit = has(|set| matches!(set, raw::HeaderSet::XRatelimit));
         ietf = has(|set| matches!(set, raw::HeaderSet::Ietf));
     }
-    Answers { x_ratelimit, ietf, error_answer, strip_api_key: raw.strip_api_key.unwrap_or(usual.strip_api_key) }
+    let suspended = suspended_answer(raw.suspended_answer, report);
+    let strip_api_key = raw.strip_api_key.unwrap_or(usual.strip_api_key);
+    Answers { x_ratelimit, ietf, error_answer, suspended, strip_api_key }
+}
+
+fn suspended_answer(status: Option<u64>, report: &mut Report) -> SuspendedAnswer {
+    match status {
+        Some(403) | None => SuspendedAnswer::Forbidden,
+        Some(429) => SuspendedAnswer::TooManyRequests,
+        Some(other) => {
+            report.fault("suspended_answer", format!("{other} is no status for a suspended key; write 403 or 429"));
+            SuspendedAnswer::default()
+        }
+    }
 }
 
 /// Warns of what is configured but never read, because `identity` has no source for it.

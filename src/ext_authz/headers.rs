@@ -11,7 +11,7 @@ pub const RETRY_AFTER: &str = "retry-after";
 pub const LIMIT: &str = "x-ratelimit-limit";
 pub const REMAINING: &str = "x-ratelimit-remaining";
 pub const RESET: &str = "x-ratelimit-reset";
-/// To the upstream: the request was let pass without being counted.
+/// To the upstream: the request passes without the store having been asked with success.
 pub const DEGRADED: &str = "x-ratelimit-degraded";
 pub const IETF_LIMIT: &str = "ratelimit";
 pub const IETF_POLICY: &str = "ratelimit-policy";

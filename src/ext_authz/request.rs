@@ -34,6 +34,7 @@ fn read_http<'a>(http: &'a HttpRequest, request: &mut Request<'a>) {
     } else {
         request.headers.extend(http.headers.iter().map(pair));
     }
+    request.id = &http.id;
     request.method = &http.method;
     request.host = &http.host;
     request.path = &http.path;

@@ -10,13 +10,18 @@ use super::proto::{
 use crate::bucket::{Dimension, Key};
 use crate::policy::Plan;
 use crate::policy::api_key::Digester;
-use crate::policy::decision::{Answers, Decision, ErrorAnswer, FailurePolicy, Mode, Outcome, Standing};
+use crate::policy::decision::{
+    Answers, Decision, ErrorAnswer, FailurePolicy, Mode, Outcome, Standing, SuspendedAnswer,
+};
 use bytes::Bytes;
 use std::fmt::Write as _;
 use tonic::{Code, Status};
 
 /// How long, in seconds, a client should wait while the store is away.
 const RETRY_STORE_AFTER: u64 = 1;
+
+/// The pushback of a gRPC client that is not to try again: gRFC A6 takes any negative number so.
+const NEVER_RETRY: &[u8] = b"-1";
 
 /// What the wording depends on besides the decision.
 #[derive(Debug)]
@@ -48,6 +53,7 @@ pub fn write<'a, K: Iterator<Item = &'a str>>(
             Err(Status::unavailable("rate limiter unavailable"))
         }
         Outcome::Failed(_) => Ok(unavailable(plan, decision, wording.digester)),
+        Outcome::Suspended => Ok(suspended(plan, decision, &wording)),
         _ => Ok(denied(plan, decision, &wording)),
     }
 }
@@ -58,7 +64,7 @@ fn passed<'a, K: Iterator<Item = &'a str>>(
     wording: Wording<'a, K>,
 ) -> CheckResponse {
     let mut ok = OkHttpResponse::default();
-    if matches!(decision.outcome, Outcome::Failed(_)) {
+    if decision.degraded() {
         // Replaces the client's own. A name that is both set and removed would end removed.
         ok.headers.push(replace(headers::DEGRADED, Bytes::from_static(b"true")));
     } else {
@@ -83,6 +89,23 @@ fn denied<K>(plan: &Plan<'_>, decision: &Decision, wording: &Wording<'_, K>) -> 
     let response = http(StatusCode::TooManyRequests, fields, denied_body(&decision.outcome));
     let metadata = metadata(plan, decision, wording.digester);
     answer(Code::ResourceExhausted, HttpResponse::DeniedResponse(response), metadata)
+}
+
+/// Says nothing of limits and of waiting, neither of which helps.
+fn suspended<K>(plan: &Plan<'_>, decision: &Decision, wording: &Wording<'_, K>) -> CheckResponse {
+    let (status, code) = match wording.answers.suspended {
+        SuspendedAnswer::Forbidden => (StatusCode::Forbidden, Code::PermissionDenied),
+        SuspendedAnswer::TooManyRequests => (StatusCode::TooManyRequests, Code::ResourceExhausted),
+    };
+    let mut fields = Vec::with_capacity(3);
+    if wording.grpc {
+        fields.push(replace(headers::GRPC_STATUS, number(code as u64)));
+        if code == Code::ResourceExhausted {
+            fields.push(replace(headers::GRPC_PUSHBACK, Bytes::from_static(NEVER_RETRY)));
+        }
+    }
+    let response = http(status, fields, Bytes::from_static(br#"{"error":"api_key_suspended"}"#));
+    answer(code, HttpResponse::DeniedResponse(response), metadata(plan, decision, wording.digester))
 }
 
 fn unavailable(plan: &Plan<'_>, decision: &Decision, digester: &Digester) -> CheckResponse {
@@ -165,15 +188,18 @@ fn ietf_headers(standing: &Standing, decision: &Decision, fields: &mut Vec<Heade
 
 /// What Envoy's access log can show under the namespace `envoy.filters.http.ext_authz`.
 fn metadata(plan: &Plan<'_>, decision: &Decision, digester: &Digester) -> Struct {
-    let mut fields = Vec::with_capacity(10);
+    let mut fields = Vec::with_capacity(12);
     let mut text = |name: &'static str, value: Bytes| fields.push(field(name, Kind::StringValue(value)));
     text("decision", Bytes::from_static(decision_name(decision).as_bytes()));
     text("tier", Bytes::copy_from_slice(plan.tier.as_bytes()));
     if let Some(rule) = plan.rule {
         text("rule", Bytes::copy_from_slice(rule.as_bytes()));
     }
-    if let Some(name) = plan.key_name {
+    if let Some(name) = &plan.key_name {
         text("key_name", Bytes::copy_from_slice(name.as_bytes()));
+    }
+    if let Some(kind) = decision.store_error {
+        text("store_error", Bytes::from_static(kind.as_bytes()));
     }
     let binding = decision.binding.and_then(|(place, _)| plan.charges.get(place));
     let binding = binding.or_else(|| plan.never_fits().next());
@@ -189,6 +215,9 @@ fn metadata(plan: &Plan<'_>, decision: &Decision, digester: &Digester) -> Struct
     if let Some(seconds) = retry_after(&decision.outcome) {
         fields.push(field("retry_after", Kind::NumberValue(seconds as f64)));
     }
+    if decision.degraded() {
+        fields.push(field("degraded", Kind::BoolValue(true)));
+    }
     if decision.mode == Mode::Shadow {
         fields.push(field("shadow", Kind::BoolValue(true)));
     }
@@ -203,12 +232,13 @@ fn field(name: &'static str, kind: Kind) -> FieldEntry {
 fn decision_name(decision: &Decision) -> &'static str {
     match decision.outcome {
         Outcome::Exempt => "exempt",
+        Outcome::Suspended => "suspended",
         Outcome::Unlimited => "unlimited",
         Outcome::Admitted => "allowed",
         Outcome::Denied { .. } => "denied",
         Outcome::NeverFits { .. } => "never_fits",
         Outcome::Failed(FailurePolicy::Allow) => "degraded",
-        Outcome::Failed(FailurePolicy::Deny) => "unavailable",
+        Outcome::Failed(FailurePolicy::Deny | FailurePolicy::Local { .. }) => "unavailable",
     }
 }
 
@@ -225,10 +255,10 @@ fn hashed_identity(key: &Key, digester: &Digester) -> Bytes {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
     use super::*;
-    use crate::bucket::{Charge, Charges, Level, Quota, Taken};
+    use crate::bucket::{Charge, Charges, Level, Quota, Source, Taken};
     use crate::policy::Step;
-    use crate::policy::decision::Unavailable;
-    use crate::policy::decision::decide;
+    use crate::policy::decision::{Local, Unavailable, decide};
+    use std::num::NonZeroU32;
 
     fn plan(mode: Mode, on_store_error: FailurePolicy, costs: [f64; 2]) -> Plan<'static> {
         let quota = Quota::parse(10.0, 2.0).unwrap();
@@ -241,6 +271,7 @@ mod tests {
             tier: "free",
             rule: Some("chat"),
             exempt: false,
+            suspended: false,
             key_name: None,
             cost: costs[0],
             mode,
@@ -258,14 +289,34 @@ mod tests {
 
     fn words(plan: &Plan<'_>, levels: Option<[f64; 2]>, answers: Answers, grpc: bool) -> Result<CheckResponse, Status> {
         let level = |tokens| Level { tokens, elapsed: 0.0 };
-        let taken = levels
-            .map(|levels| Taken { admitted: levels == ADMITTED, levels: levels.map(level).into_iter().collect() });
-        let decision = decide(plan, taken.as_ref().map(Some).ok_or(Unavailable));
-        write(
-            plan,
-            &decision,
-            Wording { answers: &answers, digester: &Digester::default(), key_headers: ["x-api-key"].into_iter(), grpc },
-        )
+        let taken = levels.map(|levels| Taken {
+            admitted: levels == ADMITTED,
+            levels: levels.map(level).into_iter().collect(),
+            source: Source::Store,
+        });
+        write_of(plan, taken.as_ref().map(Some).ok_or(AWAY), answers, grpc)
+    }
+
+    const AWAY: Unavailable<'_> = Unavailable { error: "timeout", local: None };
+
+    fn write_of(
+        plan: &Plan<'_>,
+        answer: Result<Option<&Taken>, Unavailable<'_>>,
+        answers: Answers,
+        grpc: bool,
+    ) -> Result<CheckResponse, Status> {
+        let digester = Digester::default();
+        let key_headers = ["x-api-key"].into_iter();
+        write(plan, &decide(plan, answer), Wording { answers: &answers, digester: &digester, key_headers, grpc })
+    }
+
+    /// What buckets of this process answer under the policy `local` of two replicas, when they hold so much.
+    fn words_of_local(plan: &Plan<'_>, tokens: f64) -> CheckResponse {
+        let charges = plan.share(NonZeroU32::new(2).unwrap()).unwrap();
+        let admitted = tokens >= charges[0].cost;
+        let levels = charges.iter().map(|_| Level { tokens, elapsed: 0.0 }).collect();
+        let local = Local { charges, taken: Taken { admitted, levels, source: Source::Store } };
+        write_of(plan, Err(Unavailable { local: Some(&local), ..AWAY }), Answers::default(), false).unwrap()
     }
 
     fn pairs(headers: &[HeaderValueOption]) -> Vec<(String, String)> {
@@ -372,6 +423,80 @@ mod tests {
 
         let old = Answers { error_answer: ErrorAnswer::GrpcStatus, ..Answers::default() };
         assert_eq!(words(&enforced(), None, old, false).unwrap_err().code(), Code::Unavailable);
+    }
+
+    fn local(mode: Mode, cost: f64) -> Plan<'static> {
+        plan(mode, FailurePolicy::Local { replicas: NonZeroU32::new(2).unwrap() }, [cost; 2])
+    }
+
+    #[test]
+    fn what_local_buckets_admit_is_said_to_the_upstream_and_told_with_their_share() {
+        let response = words_of_local(&local(Mode::Enforce, 1.0), 4.2);
+        let Some(HttpResponse::OkResponse(ok)) = &response.http_response else { panic!("{response:?}") };
+        assert_eq!(pairs(&ok.headers), owned(&[("x-ratelimit-degraded", "true")]));
+        let told = owned(&[("x-ratelimit-limit", "5"), ("x-ratelimit-remaining", "4"), ("x-ratelimit-reset", "1")]);
+        assert_eq!(pairs(&ok.response_headers_to_add), told);
+        assert_eq!(metadata_of(&response, "decision"), Some(&Kind::StringValue("allowed".into())));
+        assert_eq!(metadata_of(&response, "degraded"), Some(&Kind::BoolValue(true)));
+        assert_eq!(metadata_of(&response, "store_error"), Some(&Kind::StringValue("timeout".into())));
+    }
+
+    #[test]
+    fn what_local_buckets_deny_is_a_429_with_the_wait_of_their_share() {
+        let response = words_of_local(&local(Mode::Enforce, 4.0), 1.0);
+        let Some(HttpResponse::DeniedResponse(denied)) = &response.http_response else { panic!("{response:?}") };
+        assert_eq!(denied.status.as_ref().unwrap().code, 429);
+        assert_eq!(denied.body, r#"{"error":"rate_limit_exceeded","retry_after":3,"limits":["user","key"]}"#);
+        assert_eq!(pairs(&denied.headers)[0], ("x-ratelimit-limit".into(), "5".into()));
+        assert_eq!(metadata_of(&response, "decision"), Some(&Kind::StringValue("denied".into())));
+        assert_eq!(metadata_of(&response, "degraded"), Some(&Kind::BoolValue(true)));
+
+        let shadowed = words_of_local(&local(Mode::Shadow, 4.0), 1.0);
+        let Some(HttpResponse::OkResponse(ok)) = &shadowed.http_response else { panic!("{shadowed:?}") };
+        assert_eq!(pairs(&ok.headers), owned(&[("x-ratelimit-degraded", "true")]));
+        assert_eq!(metadata_of(&shadowed, "decision"), Some(&Kind::StringValue("denied".into())));
+    }
+
+    #[test]
+    fn a_cost_above_every_local_share_is_answered_as_by_deny_and_not_as_one_that_never_fits() {
+        let plan = local(Mode::Enforce, 6.0);
+        assert_eq!((plan.step(), plan.share(NonZeroU32::new(2).unwrap())), (Step::Take, None));
+        let response = words(&plan, None, Answers::default(), false).unwrap();
+        let Some(HttpResponse::ErrorResponse(error)) = &response.http_response else { panic!("{response:?}") };
+        assert_eq!(error.status.as_ref().unwrap().code, 503);
+        assert!(pairs(&error.headers).contains(&("retry-after".into(), "1".into())));
+        assert_eq!(metadata_of(&response, "decision"), Some(&Kind::StringValue("unavailable".into())));
+    }
+
+    #[test]
+    fn what_the_store_decided_is_not_called_degraded() {
+        let response = words(&enforced(), Some(ADMITTED), Answers::default(), false).unwrap();
+        assert_eq!((metadata_of(&response, "degraded"), metadata_of(&response, "store_error")), (None, None));
+    }
+
+    #[test]
+    fn a_suspended_key_is_denied_without_a_word_of_waiting() {
+        let of = |answer, grpc| {
+            let plan = Plan {
+                charges: Charges::new(),
+                suspended: true,
+                key_name: Some("acme".into()),
+                ..plan(Mode::Enforce, FailurePolicy::Allow, [1.0, 1.0])
+            };
+            let response = words(&plan, None, Answers { suspended: answer, ..Answers::default() }, grpc).unwrap();
+            assert_eq!(metadata_of(&response, "decision"), Some(&Kind::StringValue("suspended".into())));
+            assert_eq!(metadata_of(&response, "key_name"), Some(&Kind::StringValue("acme".into())));
+            let Some(HttpResponse::DeniedResponse(denied)) = &response.http_response else { panic!("{response:?}") };
+            assert_eq!(denied.body, r#"{"error":"api_key_suspended"}"#);
+            (code(&response), denied.status.as_ref().unwrap().code, pairs(&denied.headers))
+        };
+        use SuspendedAnswer::{Forbidden, TooManyRequests};
+        let (json, forbidden) = (("content-type", "application/json"), ("grpc-status", "7"));
+        assert_eq!(of(Forbidden, false), (7, 403, owned(&[json])));
+        assert_eq!(of(Forbidden, true), (7, 403, owned(&[forbidden, json])));
+        assert_eq!(of(TooManyRequests, false), (8, 429, owned(&[json])));
+        let never = [("grpc-status", "8"), ("grpc-retry-pushback-ms", "-1"), json];
+        assert_eq!(of(TooManyRequests, true), (8, 429, owned(&never)));
     }
 
     #[test]

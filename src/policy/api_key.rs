@@ -7,6 +7,7 @@ use sha2::{Digest as _, Sha256};
 use std::collections::HashMap;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// The first 16 bytes of a hash, shown as 32 hex digits.
@@ -86,8 +87,10 @@ impl fmt::Debug for Digester {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiKey {
     /// For logs and metadata: not a secret.
-    pub name: String,
+    pub name: Arc<str>,
     pub tier: Option<TierIndex>,
+    /// Always denied.
+    pub suspended: bool,
     /// What differs from the tier.
     pub limits: Limits,
 }

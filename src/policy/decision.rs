@@ -1,10 +1,12 @@
 //! What the caller is told: admitted or denied, why, and when to come again.
 //!
-//! Failing open or closed is a rule like any other, so it is decided here and tested without a broken store.
+//! Failing open, closed or into buckets of one's own is a rule like any other, so it is decided here and tested without
+//! a broken store.
 
 use super::{Plan, Step};
-use crate::bucket::{Charge, Dimension, Level, Taken};
+use crate::bucket::{Charge, Charges, Dimension, Level, Taken};
 use smallvec::SmallVec;
+use std::num::NonZeroU32;
 
 /// Whether denials are carried out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,7 +23,13 @@ pub enum FailurePolicy {
     /// Let the request pass: over-admission for a while beats a total outage.
     #[default]
     Allow,
+    /// Let nothing pass.
     Deny,
+    /// Go on with buckets in this process, each with its share of the limits.
+    Local {
+        /// How many processes there are to share them.
+        replicas: NonZeroU32,
+    },
 }
 
 /// How decisions are told to Envoy and to the client.
@@ -32,14 +40,31 @@ pub struct Answers {
     /// Send the IETF draft's `RateLimit` and `RateLimit-Policy`.
     pub ietf: bool,
     pub error_answer: ErrorAnswer,
+    pub suspended: SuspendedAnswer,
     /// Remove the headers that carry API keys before the request goes upstream.
     pub strip_api_key: bool,
 }
 
 impl Default for Answers {
     fn default() -> Self {
-        Self { x_ratelimit: true, ietf: false, error_answer: ErrorAnswer::default(), strip_api_key: false }
+        Self {
+            x_ratelimit: true,
+            ietf: false,
+            error_answer: ErrorAnswer::default(),
+            suspended: SuspendedAnswer::default(),
+            strip_api_key: false,
+        }
     }
+}
+
+/// How a suspended API key is denied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SuspendedAnswer {
+    /// 403, and PERMISSION_DENIED for gRPC clients.
+    #[default]
+    Forbidden,
+    /// 429, and RESOURCE_EXHAUSTED.
+    TooManyRequests,
 }
 
 /// How Envoy is told that the store failed and that the policy is to deny.
@@ -53,14 +78,29 @@ pub enum ErrorAnswer {
 }
 
 /// The store did not answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unavailable;
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Unavailable<'a> {
+    /// The kind of its failure, a short constant name.
+    pub error: &'static str,
+    /// What this process's own buckets answered instead, if the plan is to ask them.
+    pub local: Option<&'a Local>,
+}
+
+/// What buckets of this process made of a plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Local {
+    /// The plan's charges, on the share of their quotas that is this process's: [`Plan::share`].
+    pub charges: Charges,
+    pub taken: Taken,
+}
 
 /// What came of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// A rule takes it out of all limits.
     Exempt,
+    /// The API key is suspended: no waiting helps.
+    Suspended,
     /// No limit is configured that concerns it.
     Unlimited,
     /// Every bucket covered its cost.
@@ -73,7 +113,8 @@ pub enum Outcome {
     },
     /// The cost is above what a bucket can ever hold: no waiting helps.
     NeverFits { exceeded: SmallVec<[Dimension; 3]> },
-    /// The store did not answer.
+    /// The store did not answer, and neither did buckets of this process: [`FailurePolicy::Local`] stands here where no
+    /// share ever covers the cost.
     Failed(FailurePolicy),
 }
 
@@ -99,9 +140,16 @@ pub struct Decision {
     /// The bucket with the fewest requests left, of a denial the one with the longest wait: its place among the plan's
     /// charges, and how it stands.
     pub binding: Option<(usize, Standing)>,
+    /// The kind of the store's failure, where this was decided without it.
+    pub store_error: Option<&'static str>,
 }
 
 impl Decision {
+    /// Whether this was decided without the store that was asked.
+    pub fn degraded(&self) -> bool {
+        self.store_error.is_some()
+    }
+
     /// Whether the request goes on.
     pub fn passes(&self) -> bool {
         use Outcome::{Admitted, Exempt, Failed, Unlimited};
@@ -112,14 +160,16 @@ impl Decision {
 
 /// Says what the caller is told. `answer` is what the store made of [`Plan::step`], and `None` where it was not to be
 /// asked.
-pub fn decide(plan: &Plan<'_>, answer: Result<Option<&Taken>, Unavailable>) -> Decision {
+pub fn decide(plan: &Plan<'_>, answer: Result<Option<&Taken>, Unavailable<'_>>) -> Decision {
     let (outcome, binding) = match (plan.step(), answer) {
+        _ if plan.suspended => (Outcome::Suspended, None),
         (Step::NeverFits, _) => never_fits(plan),
         (Step::Nothing, _) => (if plan.exempt { Outcome::Exempt } else { Outcome::Unlimited }, None),
-        (_, Ok(Some(taken))) => weigh(plan, taken),
-        (_, Ok(None) | Err(Unavailable)) => (Outcome::Failed(plan.on_store_error), None),
+        (_, Ok(Some(taken))) => weigh(&plan.charges, taken),
+        (_, Err(Unavailable { local: Some(local), .. })) => weigh(&local.charges, &local.taken),
+        (_, Ok(None) | Err(Unavailable { local: None, .. })) => (Outcome::Failed(plan.on_store_error), None),
     };
-    Decision { outcome, mode: plan.mode, binding }
+    Decision { outcome, mode: plan.mode, binding, store_error: answer.err().map(|unavailable| unavailable.error) }
 }
 
 type Binding = Option<(usize, Standing)>;
@@ -129,8 +179,8 @@ fn never_fits(plan: &Plan<'_>) -> (Outcome, Binding) {
     (Outcome::NeverFits { exceeded }, None)
 }
 
-fn weigh(plan: &Plan<'_>, taken: &Taken) -> (Outcome, Binding) {
-    let buckets = || plan.charges.iter().zip(taken.levels.iter()).enumerate();
+fn weigh(charges: &[Charge], taken: &Taken) -> (Outcome, Binding) {
+    let buckets = || charges.iter().zip(taken.levels.iter()).enumerate();
     if taken.admitted {
         let least = buckets().min_by(|(_, a), (_, b)| requests_left(a).total_cmp(&requests_left(b)));
         return (Outcome::Admitted, least.map(|(place, (charge, level))| (place, standing(charge, level))));

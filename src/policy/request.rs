@@ -1,6 +1,6 @@
 //! A request as the policy sees it: borrowed bytes, whatever protocol they came in.
 //!
-//! Everything here but `extensions`, `peer`, `principal` and `metadata` was written by the client.
+//! Everything here but `id`, `extensions`, `peer`, `principal` and `metadata` was written by the client.
 
 use std::borrow::Cow;
 use std::fmt::Debug;
@@ -11,6 +11,8 @@ type Pairs<'a> = Vec<(&'a [u8], &'a [u8])>;
 /// One HTTP request, as Envoy describes it. Absent text is empty.
 #[derive(Clone, Debug, Default)]
 pub struct Request<'a> {
+    /// Envoy's name for the client's request: the same when Envoy asks again about the same request.
+    pub id: &'a [u8],
     pub method: &'a [u8],
     pub host: &'a [u8],
     /// With its query.

@@ -1,13 +1,25 @@
 //! Tiers, and how a caller comes by one. Whatever is unknown, malformed or missing is the default tier, never more.
 
 use super::api_key::ApiKey;
+use super::decision::FailurePolicy;
 use super::identity::MetadataPath;
-use super::limits::{Limits, User};
+use super::limits::Limits;
 use super::request::Request;
-use super::route::Rule;
 
 /// A tier's place in [`Tiers`].
 pub type TierIndex = usize;
+
+/// The place of the default tier.
+const DEFAULT: TierIndex = 0;
+
+/// What a request says of its tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// Whatever is said of the API key.
+    Settled(TierIndex),
+    /// The API key's, and where it has none, this.
+    KeyFirst { otherwise: TierIndex },
+}
 
 /// A class of callers and what they may spend.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,6 +27,8 @@ pub struct Tier {
     /// In lower case.
     pub name: String,
     pub limits: Limits,
+    /// Instead of the whole policy's.
+    pub on_store_error: Option<FailurePolicy>,
 }
 
 /// Where a caller's tier is read.
@@ -58,25 +72,32 @@ impl Tiers {
         index.checked_sub(1).and_then(|other| self.others.get(other)).unwrap_or(&self.default)
     }
 
-    /// The caller's tier: the rule's, the user's own, then the first source that names a known one, then the default.
-    pub(super) fn resolve(
-        &self,
-        sources: &[TierSource],
-        request: &Request<'_>,
-        rule: Option<&Rule>,
-        api_key: Option<&ApiKey>,
-        user: Option<&User>,
-    ) -> &Tier {
-        let fixed = rule.and_then(|rule| rule.tier).or_else(|| user.and_then(|user| user.tier));
-        let index = fixed.or_else(|| sources.iter().find_map(|source| self.read(source, request, api_key)));
-        index.map_or(&self.default, |index| self.at(index))
+    /// What the sources say of the caller's tier, up to the first that names a known one.
+    pub(super) fn claimed(&self, sources: &[TierSource], request: &Request<'_>) -> Claim {
+        let mut after_key = false;
+        for source in sources {
+            let named = match source {
+                TierSource::Metadata(path) => path.read(request).and_then(|name| self.index(&name)),
+                TierSource::Header(name) => request.header(name).and_then(|name| self.index(&name)),
+                TierSource::ApiKey => {
+                    after_key = true;
+                    None
+                }
+            };
+            match named {
+                Some(tier) if after_key => return Claim::KeyFirst { otherwise: tier },
+                Some(tier) => return Claim::Settled(tier),
+                None => {}
+            }
+        }
+        if after_key { Claim::KeyFirst { otherwise: DEFAULT } } else { Claim::Settled(DEFAULT) }
     }
 
-    fn read(&self, source: &TierSource, request: &Request<'_>, api_key: Option<&ApiKey>) -> Option<TierIndex> {
-        match source {
-            TierSource::Metadata(path) => self.index(&path.read(request)?),
-            TierSource::ApiKey => api_key?.tier,
-            TierSource::Header(name) => self.index(&request.header(name)?),
+    /// The caller's tier, now that it is known what the operator says of the API key.
+    pub(super) fn chosen(&self, claim: Claim, api_key: Option<&ApiKey>) -> &Tier {
+        match claim {
+            Claim::Settled(tier) => self.at(tier),
+            Claim::KeyFirst { otherwise } => self.at(api_key.and_then(|key| key.tier).unwrap_or(otherwise)),
         }
     }
 }

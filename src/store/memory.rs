@@ -73,7 +73,8 @@ impl MemoryStore {
         Locked { places, guards }
     }
 
-    fn take_now(&self, charges: &[Charge]) -> Taken {
+    /// [`Store::take`], which here never waits and never fails.
+    pub fn take_now(&self, charges: &[Charge]) -> Taken {
         debug_assert!(super::distinct(charges), "a take names a bucket twice");
         let mut locked = self.lock_all(charges);
         // Read under the locks, so that takes from one bucket see time in the order in which they happen.
@@ -90,7 +91,8 @@ impl MemoryStore {
         taken
     }
 
-    fn peek_now(&self, charges: &[Charge]) -> Taken {
+    /// [`Store::peek`], which here never waits and never fails.
+    pub fn peek_now(&self, charges: &[Charge]) -> Taken {
         let mut locked = self.lock_all(charges);
         let now = self.clock.now();
         let states = locked.states(charges);
@@ -156,7 +158,7 @@ impl Store for MemoryStore {
         })
     }
 
-    fn ping(&self) -> Pending<'_, ()> {
+    fn probe(&self) -> Pending<'_, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
 }

@@ -86,6 +86,83 @@ fn a_dead_store_lets_requests_pass_and_tells_only_the_upstream() {
 }
 
 #[test]
+fn a_dead_store_leaves_each_replica_its_share_of_the_limits_when_the_policy_is_local() {
+    let gateway = Gateway::start_with(
+        |config| {
+            dead_redis(config);
+            config["on_store_error"] = json!("local");
+            config["replicas_hint"] = json!(5);
+        },
+        |_| (),
+    );
+    let caller = gateway.user("standard");
+    for (remaining, claimed) in [(1, None), (0, Some((DEGRADED, "false")))] {
+        let headers: Vec<_> = claimed.into_iter().collect();
+        let answer = caller.send(Method::GET, "/v1/hello", &headers);
+        assert_eq!((answer.status, answer.limit_and_remaining()), (200, (2, remaining)));
+        assert_eq!(answer.upstream_saw(DEGRADED).as_deref(), Some("true"));
+        assert_eq!(answer.header(DEGRADED), None, "it is said to the upstream only");
+    }
+    let denied = caller.send(Method::GET, "/v1/hello", &[(DEGRADED, "true")]);
+    assert_eq!((denied.status, denied.limit_and_remaining()), (429, (2, 0)));
+    assert_eq!(denied.json()["error"], "rate_limit_exceeded");
+    assert!(denied.number("retry-after") > 1000, "a share refills at its share of the rate: {denied:?}");
+    let counted = ["ok", "denied", "error"].map(|name| gateway.envoy.counted(name));
+    assert_eq!(counted, [2, 1, 0], "a denial of a local bucket is no error to Envoy");
+}
+
+#[test]
+fn a_share_that_never_covers_a_request_is_a_503_and_not_a_denial() {
+    let gateway = Gateway::start_with(
+        |config| {
+            dead_redis(config);
+            config["on_store_error"] = json!("local");
+            config["replicas_hint"] = json!(20);
+        },
+        |envoy| envoy.ext_authz()["failure_mode_allow"] = json!(false),
+    );
+    let answer = gateway.user("standard").get("/v1/hello");
+    assert_eq!((answer.status, answer.number("retry-after")), (503, 1));
+    assert_eq!(answer.json(), json!({"error": "rate_limiter_unavailable"}));
+    let counted = ["ok", "denied", "error"].map(|name| gateway.envoy.counted(name));
+    assert_eq!(counted, [0, 0, 1]);
+}
+
+#[test]
+fn one_outage_is_a_503_to_one_tier_and_nothing_to_another() {
+    let gateway = denying(|config| config["tiers"]["enterprise"]["on_store_error"] = json!("allow"), false);
+    assert_eq!(gateway.user("standard").get("/v1/hello").status, 503);
+    let answer = gateway.user("enterprise").get("/v1/hello");
+    assert_eq!((answer.status, answer.upstream_saw(DEGRADED).as_deref()), (200, Some("true")));
+}
+
+#[test]
+fn the_access_log_tells_what_was_decided_without_the_store_and_why() {
+    let gateway = denying(
+        |config| {
+            config["tiers"]["enterprise"]["on_store_error"] = json!("allow");
+            config["tiers"]["free"]["on_store_error"] = json!("local");
+            config["replicas_hint"] = json!(3);
+        },
+        false,
+    );
+    let free = gateway.user("free");
+    let asked = [
+        (&gateway.user("enterprise"), "/v1/passes", 200, "degraded"),
+        (&free, "/v1/fits-the-share", 200, "allowed"),
+        (&free, "/v1/is-above-the-share", 429, "denied"),
+        (&gateway.user("standard"), "/v1/is-refused", 503, "unavailable"),
+    ];
+    for (caller, path, status, decision) in asked {
+        assert_eq!(caller.get(path).status, status, "{path}");
+        let entry = gateway.envoy.logged(path);
+        assert_eq!(entry["ratelimit"]["decision"], decision, "{entry}");
+        assert_eq!(entry["ratelimit"]["degraded"], true, "{entry}");
+        assert_eq!(entry["ratelimit"]["store_error"], "connection", "{entry}");
+    }
+}
+
+#[test]
 fn a_client_cannot_claim_that_the_limiter_is_degraded() {
     let gateway = Gateway::start();
     let claim = [(DEGRADED, "true"), (ENVOY_LET_PASS, "true")];

@@ -1,8 +1,9 @@
 //! What gRPC clients are told.
 
 use crate::support::token::token;
-use crate::support::{shared, unique_user};
+use crate::support::{Gateway, shared, unique_user};
 use http::Method;
+use serde_json::{Value, json};
 use std::net::SocketAddr;
 use tonic::metadata::{AsciiMetadataValue, MetadataMap};
 use tonic::transport::Endpoint;
@@ -11,11 +12,11 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 /// Calls a method of the upstream's until it fails, and gives the answers' metadata and the failure.
-async fn call_until_denied(edge: SocketAddr, token: &str) -> (Vec<MetadataMap>, Status) {
+async fn call_until_denied(edge: SocketAddr, header: &'static str, value: &str) -> (Vec<MetadataMap>, Status) {
     let channel = Endpoint::from_shared(format!("http://{edge}")).unwrap().connect().await.unwrap();
-    let bearer: AsciiMetadataValue = format!("Bearer {token}").parse().unwrap();
+    let value: AsciiMetadataValue = value.parse().unwrap();
     let mut client = HealthClient::with_interceptor(channel, move |mut request: Request<()>| {
-        request.metadata_mut().insert("authorization", bearer.clone());
+        request.metadata_mut().insert(header, value.clone());
         Ok(request)
     });
     let mut answers = Vec::new();
@@ -32,8 +33,8 @@ async fn call_until_denied(edge: SocketAddr, token: &str) -> (Vec<MetadataMap>, 
 fn a_grpc_client_sees_resource_exhausted_and_when_to_come_again() {
     let gateway = shared();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let token = token(&unique_user(), "standard");
-    let (answers, status) = runtime.block_on(call_until_denied(gateway.envoy.edge(), &token));
+    let bearer = format!("Bearer {}", token(&unique_user(), "standard"));
+    let (answers, status) = runtime.block_on(call_until_denied(gateway.envoy.edge(), "authorization", &bearer));
     assert_eq!(answers.len(), 10, "{status:?}");
     assert_eq!(answers[0].get("x-ratelimit-remaining").unwrap(), "9");
 
@@ -44,6 +45,29 @@ fn a_grpc_client_sees_resource_exhausted_and_when_to_come_again() {
     assert_eq!(number("grpc-retry-pushback-ms"), 1000 * number("retry-after"));
     assert_eq!((number("x-ratelimit-limit"), number("x-ratelimit-remaining")), (10, 0));
     assert!(number("x-ratelimit-reset") >= 1);
+}
+
+#[test]
+fn a_suspended_key_is_denied_over_http_and_grpc_and_told_of_no_time_to_come_again() {
+    const KEY: &str = "demo-key-of-a-batch-job";
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for (answer, code, pushback) in [(403, Code::PermissionDenied, None), (429, Code::ResourceExhausted, Some("-1"))] {
+        let suspend = |config: &mut Value| {
+            config["api_keys"][0]["suspended"] = json!(true);
+            config["suspended_answer"] = json!(answer);
+        };
+        let gateway = Gateway::start_with(suspend, |_| ());
+        let denied = gateway.stranger().with("x-api-key", KEY).get("/v1/hello");
+        assert_eq!((denied.status, denied.body.as_str()), (answer, r#"{"error":"api_key_suspended"}"#));
+        assert!(!denied.has_limit_headers(), "{denied:?}");
+        assert_eq!((denied.header("retry-after"), denied.header("grpc-status")), (None, None));
+
+        let (answers, status) = runtime.block_on(call_until_denied(gateway.envoy.edge(), "x-api-key", KEY));
+        assert_eq!((answers.len(), status.code()), (0, code), "{status:?}");
+        let told = status.metadata().get("grpc-retry-pushback-ms").map(|value| value.to_str().unwrap());
+        assert_eq!((told, status.metadata().get("retry-after")), (pushback, None));
+        assert_eq!(gateway.stranger().get("/v1/hello").status, 200, "who has no key is none of its business");
+    }
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Gateways whose buckets are in a real Redis, and other ways to connect.
 
+use crate::support::client::Answer;
 use crate::support::service::{self, Tidegate};
 use crate::support::token::token;
-use crate::support::{Gateway, redis, unique_user};
+use crate::support::{Gateway, eventually, redis, unique_user};
 use ::redis::Value;
 use serde_json::json;
 
@@ -40,6 +41,8 @@ fn an_api_key_is_in_no_log_and_not_in_redis() {
     let server = redis::Server::start(&[]);
     let mut config = service::config();
     config["redis"] = on(&server);
+    // Else a denied key would be denied again without Redis, and the log would not tell of its failure.
+    config["deny_cache"] = json!({"size": 0});
     let tidegate = Tidegate::start_with(&config, "127.0.0.1:0", &[("TIDEGATE_LOG", "trace")]);
     let gateway = Gateway::before(tidegate, |_| ());
     for key in KEYS {
@@ -79,6 +82,45 @@ fn a_unix_socket_serves_envoy_too() {
     let gateway = Gateway::before(Tidegate::start_with(&service::config(), &socket, &[]), |_| ());
     assert_eq!(gateway.tidegate.listen(), socket);
     assert_eq!(gateway.stranger().statuses("/v1/hello", 4), [200, 200, 200, 429]);
+}
+
+/// The tokens that one request costs when Envoy gives up its first try, which the frozen Redis has not answered, and
+/// asks again.
+fn cost_of_a_request_that_envoy_asks_about_twice(dedupe: bool) -> u64 {
+    let server = redis::Server::start(&[]);
+    let gateway = Gateway::start_with(
+        |config| {
+            config["redis"] = json!({"urls": [server.url()], "timeout": "10s"});
+            config["dedupe"] = json!(dedupe);
+        },
+        |envoy| {
+            let retry = &mut envoy.ext_authz()["grpc_service"]["retry_policy"];
+            retry["retry_on"] = json!("reset");
+            retry["num_retries"] = json!(50);
+            // Is also the timeout of each try.
+            retry["retry_back_off"]["max_interval"] = json!("0.5s");
+        },
+    );
+    let caller = gateway.user("standard");
+    let left = |answer: Answer| (answer.status, answer.number("x-ratelimit-remaining"));
+    assert_eq!(left(caller.get("/v1/hello")), (200, 9));
+    server.signal("STOP");
+    let answer = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| caller.get("/v1/hello"));
+        let asked_again = || (gateway.envoy.stat("cluster.limiter.upstream_rq_retry") > 0).then_some(());
+        eventually("Envoy has asked again", asked_again);
+        server.signal("CONT");
+        asked.join().unwrap()
+    });
+    assert_eq!(answer.status, 200);
+    assert_eq!(gateway.envoy.counted("ok"), 2);
+    8 - left(caller.get("/v1/hello")).1
+}
+
+#[test]
+fn a_check_that_envoy_repeats_is_charged_once_with_dedupe_and_each_time_without() {
+    assert_eq!(cost_of_a_request_that_envoy_asks_about_twice(true), 1);
+    assert!(cost_of_a_request_that_envoy_asks_about_twice(false) >= 2);
 }
 
 fn on(server: &redis::Server) -> serde_json::Value {

@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::cell::{Cell, RefCell};
-use tidegate::bucket::{Charge, Key, Level, Quota, State, Taken, Timestamp, take};
+use tidegate::bucket::{Charge, Key, Level, Quota, Source, State, Taken, Timestamp, take};
 use tidegate::store::Store;
 use tidegate::store::memory::MemoryStore;
 
@@ -256,7 +256,7 @@ fn reply(value: Value) -> Taken {
     let (flag, levels) = text.split_once(' ').unwrap();
     let words: Vec<f64> = levels.split(' ').map(|word| word.parse().unwrap()).collect();
     let levels = words.chunks_exact(2).map(|pair| Level { tokens: pair[0], elapsed: pair[1] }).collect();
-    Taken { admitted: flag == "1", levels }
+    Taken { admitted: flag == "1", levels, source: Source::Store }
 }
 
 fn stored(value: Value) -> Option<State> {

@@ -64,7 +64,7 @@ fn quota(max_tokens: f64, refill_rate: f64) -> Option<Quota> {
 fn policy(limits: Limits) -> Policy {
     Policy {
         key_prefix: "rl:".into(),
-        tiers: Tiers::new(Tier { name: "free".into(), limits }, Vec::new()),
+        tiers: Tiers::new(Tier { name: "free".into(), limits, on_store_error: None }, Vec::new()),
         sources: Sources {
             user: vec![UserSource::Header("x-user".into())],
             key: vec![KeySource::Header("x-api-key".into())],
@@ -254,7 +254,7 @@ impl Store for Away {
     fn reset<'a>(&'a self, _: &'a Key) -> Pending<'a, bool> {
         Box::pin(async { Err(away()) })
     }
-    fn ping(&self) -> Pending<'_, ()> {
+    fn probe(&self) -> Pending<'_, ()> {
         Box::pin(async { Err(away()) })
     }
 }

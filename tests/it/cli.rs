@@ -126,6 +126,11 @@ fn wrong_usage_ends_with_2() {
         &["bucket", "show", "--user", "a", "--ip", "1.2.3.4"],
         &["bucket", "show", "--user", ""],
         &["bucket", "show", "--ip", "localhost"],
+        &["bucket", "list", "--limit", "0"],
+        &["key", "show"],
+        &["key", "set", "--key-stdin"],
+        &["key", "set", "--tier", "free"],
+        &["key", "set", "--key-stdin", "--digest", "27bfcdcb2e1daa6e9bd7d26e2f0ab4cd", "--tier", "free"],
     ] {
         let ran = run(arguments);
         assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{arguments:?}: {}", ran.err);
@@ -141,7 +146,13 @@ fn help_and_version_are_no_failure() {
     for name in tidegate::config::VARIABLES {
         assert!(ran.out.contains(name), "{name}");
     }
-    for command in [&["serve", "--help"][..], &["bucket", "show", "--help"], &["hash-key", "--help"]] {
+    for command in [
+        &["serve", "--help"][..],
+        &["bucket", "show", "--help"],
+        &["bucket", "list", "--help"],
+        &["key", "set", "--help"],
+        &["hash-key", "--help"],
+    ] {
         assert!(run(command).out.contains("Examples:"), "{command:?}");
     }
 }
@@ -151,13 +162,18 @@ fn buckets_in_memory_cannot_be_looked_at_from_outside() {
     let ran = run(&["bucket", "show", "--user", "alice"]);
     assert_eq!((ran.code, ran.out.as_str()), (Some(1), ""));
     assert!(ran.err.contains("buckets in memory live inside the serving process"), "{}", ran.err);
+    let ran = run(&["bucket", "list"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(1), ""));
+    let ran = run(&["key", "show", "--digest", "27bfcdcb2e1daa6e9bd7d26e2f0ab4cd"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(1), ""));
+    assert!(ran.err.contains("no Redis is configured"), "{}", ran.err);
 }
 
 #[test]
 fn serve_refuses_a_bad_config_and_environment_together() {
     let bad = file("mode: off\n");
     let ran: Ran = tidegate(&["serve", "--config", path(&bad), "--listen", "nowhere"])
-        .env("TIDEGATE_REDIS_URL", "rediss://:hunter2@h")
+        .env("TIDEGATE_REDIS_URL", "rediss://:hunter2@h/x")
         .output()
         .unwrap()
         .into();
@@ -173,10 +189,11 @@ fn a_password_is_never_printed() {
     let secrets = file(
         "redis: {urls: [\"redis://:hunter2@h/x\"]}\nidentity: {key_pepper: [hunter2]}\nlisten: \"redis://:hunter2@h\"\n",
     );
-    let commands: [&[&str]; 4] = [
+    let commands: [&[&str]; 5] = [
         &["validate", path(&secrets)],
         &["serve", "--config", path(&secrets)],
         &["bucket", "show", "--user", "a", "--redis-url", "redis://:hunter2@h:bad"],
+        &["key", "show", "--key-stdin", "--redis-url", "redis://:hunter2@h:bad"],
         &["serve", "--redis-url", "hunter2@h"],
     ];
     for command in commands {

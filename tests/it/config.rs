@@ -173,13 +173,13 @@ fn a_flag_comes_before_the_environment_and_that_before_the_file() {
     assert_eq!((of_file.listen.to_string(), of_file.log.filter.as_str()), ("1.1.1.1:1".into(), "warn"));
     let of_env = settings(Flags::default(), &env);
     assert_eq!(of_env.listen.to_string(), "2.2.2.2:2");
-    assert_eq!(of_env.redis.unwrap().url.to_string(), "redis://env");
+    assert_eq!(of_env.redis.unwrap().topology.to_string(), "redis://env");
     assert_eq!(of_env.log.format, config::LogFormat::Json);
     let flags =
         Flags { listen: Some("unix:/run/x".into()), redis_url: Some("redis://flag".into()), ..Flags::default() };
     let of_flags = settings(flags, &env);
     assert_eq!(of_flags.listen.to_string(), "unix:/run/x");
-    assert_eq!(of_flags.redis.unwrap().url.to_string(), "redis://flag");
+    assert_eq!(of_flags.redis.unwrap().topology.to_string(), "redis://flag");
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn secrets_of_the_environment_are_used_and_never_shown() {
     let env = [("TIDEGATE_REDIS_PASSWORD", "hunter2"), ("TIDEGATE_KEY_PEPPER", "pepper")];
     let yaml = "redis: {urls: [\"redis://h:6379/0\"]}\nidentity: {key_pepper: another}\n";
     let config = load(yaml, Flags::default(), &env).unwrap();
-    assert_eq!(config.settings.redis.as_ref().unwrap().url.to_string(), "redis://h:6379/0");
+    assert_eq!(config.settings.redis.as_ref().unwrap().topology.to_string(), "redis://h:6379/0");
     let digest = config.policy.sources.digester.digest(b"sk-test").to_string();
     assert_eq!(digest, "a84029a881ee3a5626797adc981f0106");
     let shown = format!("{config:?}");
@@ -214,7 +214,7 @@ fn secrets_of_the_environment_are_used_and_never_shown() {
 #[test]
 fn a_redis_section_without_an_address_takes_it_from_the_environment() {
     let config = load("redis: {timeout: 20ms}\n", Flags::default(), &[("TIDEGATE_REDIS_URL", "redis://h")]).unwrap();
-    assert_eq!(config.settings.redis.unwrap().timeout, Duration::from_millis(20));
+    assert_eq!(config.settings.redis.unwrap().limits.timeout, Duration::from_millis(20));
 }
 
 fn warnings(yaml: &str) -> String {
@@ -284,15 +284,81 @@ fn a_rule_that_gives_something_for_a_header_is_warned_of() {
         (", tier: standard", "tier"),
         (", shadow: true", "shadow"),
         (", tier: standard, shadow: true, cost: 2", "tier, shadow"),
+        (", on_store_error: allow", "on_store_error"),
     ] {
         let text = "is a plain header, which the client writes unless Envoy overwrites it: whoever sends it chooses";
         let expected = format!("rules[0].match.headers[0].name: \"x-a\" {text} this rule's {named}\n");
         assert_eq!(rule(gives), expected);
     }
-    for gives in ["", ", cost: 5", ", exempt: false, shadow: false", ", dimensions: [user]"] {
+    for gives in ["", ", cost: 5", ", on_store_error: deny", ", exempt: false, shadow: false", ", dimensions: [user]"] {
         assert_eq!(rule(gives), "", "{gives}");
     }
     assert_eq!(warnings("rules: [{name: a, match: {path: {exact: /healthz}}, exempt: true}]"), "");
+}
+
+const REFUSED: &str = "under on_store_error: local such requests are answered 503";
+
+#[test]
+fn a_bucket_whose_share_never_covers_a_request_is_warned_of_where_local_may_come_to_count() {
+    let quota = |tokens: f64| format!("{{max_tokens: {tokens}, refill_rate: 1}}");
+    let tiers = |local: &str| {
+        let (small, large) = (quota(3.0), quota(4.0));
+        let free = format!("free: {{per_user: {small}, per_key: {large}{local}}}");
+        format!("replicas_hint: 4\ntiers: {{{free}, gold: {{per_user: {small}, per_key: {large}}}}}\n")
+    };
+    let small = |tier| {
+        format!(
+            "tiers.{tier}.per_user.max_tokens: 3 is less than 1, the usual cost, for each of 4 replicas: {REFUSED}\n"
+        )
+    };
+    let (free, gold) = (small("free"), small("gold"));
+    assert_eq!(warnings(&format!("on_store_error: local\n{}", tiers(""))), format!("{free}{gold}"));
+    assert_eq!(warnings(&format!("on_store_error: local\n{}", tiers(", on_store_error: deny"))), gold);
+    assert_eq!(warnings(&tiers(", on_store_error: local")), free);
+    let rule = |text| format!("{}rules: [{{name: a, match: {{methods: [GET]}}, {text}}}]", tiers(""));
+    assert_eq!(warnings(&rule("tier: gold, on_store_error: local")), gold);
+    assert_eq!(warnings(&rule("on_store_error: local")), format!("{free}{gold}"));
+    let key = format!("api_keys: [{{digest: f3abf2a6cc4f00987743db5f544ba345, per_key: {}}}]", quota(2.0));
+    let told = warnings(&format!("{}{key}", tiers(", on_store_error: local")));
+    assert!(told.contains("api_keys[0].per_key.max_tokens: 2 is less than 1, the usual cost"), "{told}");
+}
+
+#[test]
+fn a_rule_whose_cost_is_above_a_share_is_warned_of() {
+    let rule =
+        |text: &str| format!("replicas_hint: 4\nrules: [{{name: images, cost: 5, on_store_error: local{text}}}]\n");
+    let above = "rules[0].cost: 5 is above what one of 4 replicas holds of tiers.free.per_user, tiers.free.per_key";
+    let told = warnings(&rule(""));
+    assert!(told.contains(&format!("{above}: {REFUSED}\n")), "{told}");
+    assert_eq!(warnings(&rule(", tier: enterprise")), "");
+    assert_eq!(warnings(&rule(", dimensions: [ip]")), "", "30 tokens of an address are enough for all");
+}
+
+#[test]
+fn a_default_tier_that_an_outage_treats_better_than_another_is_warned_of() {
+    let tiers = |free: &str, gold: &str| {
+        let both = "per_user: {max_tokens: 9, refill_rate: 1}, per_key: {max_tokens: 9, refill_rate: 1}";
+        let said = |policy: &str| if policy.is_empty() { String::new() } else { format!(", on_store_error: {policy}") };
+        let (free, gold) = (said(free), said(gold));
+        warnings(&format!(
+            "on_store_error: deny\nreplicas_hint: 3\ntiers: {{free: {{{both}{free}}}, gold: {{{both}{gold}}}}}"
+        ))
+    };
+    let gains = "of the default tier lets more pass than";
+    let hides = "who hides who they are gain by it while Redis is away";
+    assert_eq!(tiers("local", ""), format!("tiers.free.on_store_error: local {gains} deny of tiers.gold: {hides}\n"));
+    assert_eq!(
+        tiers("allow", "local"),
+        format!("tiers.free.on_store_error: allow {gains} local of tiers.gold: {hides}\n")
+    );
+    for (free, gold) in [("", "local"), ("deny", "local"), ("local", "local"), ("local", "allow")] {
+        assert_eq!(tiers(free, gold), "", "{free} {gold}");
+    }
+}
+
+#[test]
+fn a_number_of_replicas_that_nothing_needs_is_warned_of() {
+    assert_eq!(warnings("replicas_hint: 3"), "replicas_hint: is of no effect: no on_store_error is local\n");
 }
 
 #[test]

@@ -57,8 +57,8 @@ fn every_command_and_flag_in_the_documents_exists() {
     assert!(tried > 5, "the documents show commands");
 }
 
-const COMMANDS: [&str; 6] = ["serve", "validate", "config", "schema", "hash-key", "bucket"];
-const SUBCOMMANDS: [&str; 3] = ["default", "show", "reset"];
+const COMMANDS: [&str; 7] = ["serve", "validate", "config", "schema", "hash-key", "bucket", "key"];
+const SUBCOMMANDS: [&str; 6] = ["default", "show", "reset", "list", "set", "delete"];
 
 #[test]
 fn every_file_that_a_document_links_to_exists() {

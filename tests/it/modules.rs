@@ -5,13 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module and those it may use; see ARCHITECTURE.md for the reasons.
-const MAY_USE: [(&str, &[&str]); 12] = [
+const MAY_USE: [(&str, &[&str]); 13] = [
     ("bucket", &[]),
     ("policy", &["bucket"]),
     ("clock", &["bucket"]),
     ("complaint", &[]),
-    ("store", &["bucket", "clock", "complaint"]),
-    ("limiter", &["bucket", "complaint", "policy", "store"]),
+    ("recent", &[]),
+    ("store", &["bucket", "clock", "complaint", "recent"]),
+    ("limiter", &["bucket", "clock", "complaint", "policy", "recent", "store"]),
     ("ext_authz", &["bucket", "policy", "limiter"]),
     ("server", &["ext_authz"]),
     ("config", &["bucket", "policy", "store", "server"]),

@@ -1,11 +1,11 @@
 //! What only the Redis store can meet: lost scripts, foreign values, servers that refuse, hang and die.
 
-use crate::support::redis::{Server, settings, shared, store};
+use crate::support::redis::{PATIENCE, Server, settings, shared, store, within};
 use crate::support::{Hands, NEVER, charge, quota, unique_prefix, user};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tidegate::bucket::{Charge, Key, Taken};
-use tidegate::store::redis::{ClockSource, RedisSettings, RedisStore, RedisUrl};
+use tidegate::store::redis::{CallLimits, ClockSource, RedisSettings, RedisStore, RedisUrl};
 use tidegate::store::{Store, StoreError};
 
 fn fresh_key() -> Key {
@@ -171,7 +171,7 @@ async fn local_clocks_that_differ_do_not_refill_by_their_difference() {
 async fn a_frozen_server_is_a_timeout_and_recovers() {
     let server = Server::start(&[]);
     let timeout = Duration::from_millis(200);
-    let store = RedisStore::new(RedisSettings { timeout, ..settings(&server.url()) });
+    let store = RedisStore::new(within(timeout, settings(&server.url())));
     until(&store, Result::is_ok).await;
     server.signal("STOP");
     until(&store, |result| *result == Err(StoreError::Timeout(timeout))).await;
@@ -230,7 +230,7 @@ async fn a_wrong_password_is_an_auth_error_without_the_password() {
     }
     assert_eq!(error_kind(&store(&server.url())).await, "auth");
     let url: RedisUrl = server.url().parse().unwrap();
-    let right = RedisSettings { url: url.with_password("right"), ..settings(&server.url()) };
+    let right = within(PATIENCE, RedisSettings::new(url.with_password("right")));
     assert!(take(&RedisStore::new(right)).await.unwrap().admitted);
 }
 
@@ -276,7 +276,7 @@ async fn a_replica_without_data_is_not_ready() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_busy_with_another_script_is_not_ready() {
     let server = Server::start(&["--busy-reply-threshold", "5"]);
-    let store = RedisStore::new(RedisSettings { timeout: Duration::from_millis(200), ..settings(&server.url()) });
+    let store = RedisStore::new(within(Duration::from_millis(200), settings(&server.url())));
     assert!(take(&store).await.unwrap().admitted);
     let mut connection = server.connection();
     let endless = std::thread::spawn(move || {
@@ -292,7 +292,9 @@ async fn a_server_busy_with_another_script_is_not_ready() {
 #[tokio::test]
 async fn a_database_and_several_connections_may_be_chosen() {
     let (key, url) = (fresh_key(), format!("{}/3", shared().url()));
-    let store = RedisStore::new(RedisSettings { pool_size: 3, ..settings(&url) });
+    let usual = settings(&url);
+    let limits = CallLimits { pool_size: 3, ..usual.limits };
+    let store = RedisStore::new(RedisSettings { limits, ..usual });
     let charges = one(&key);
     let takes = (0..20).map(|_| store.take(&charges));
     let admitted = futures_util::future::join_all(takes).await.into_iter().filter(|t| t.as_ref().unwrap().admitted);

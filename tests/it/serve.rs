@@ -106,7 +106,7 @@ fn without_redis_it_starts_follows_the_policy_and_is_ready_when_redis_comes() {
         let mut client = AuthorizationClient::new(channel.clone());
         let answer = client.check(check(&[])).await.unwrap().into_inner();
         assert_eq!(answer.status.unwrap().code, 14);
-        service.wait_for_log("the store failed");
+        service.wait_for_log("an outage begins");
 
         let _server = Server::back(&place);
         until(&channel, SERVICE, ServingStatus::Serving).await;
@@ -190,13 +190,111 @@ fn a_cost_of_envoys_that_is_no_number_is_said_once_and_not_for_each_request() {
 }
 
 #[test]
-fn a_storm_of_store_failures_is_a_few_lines_that_count_it() {
+fn an_outage_is_one_line_when_it_begins_and_one_when_it_ends_that_counts_its_answers() {
     const STORM: u64 = 200;
     let server = Server::start(&[]);
     let url = server.url();
-    server.kill();
+    let place = server.kill();
     let service = Tidegate::start(&format!("redis: {{urls: ['{url}'], timeout: 1s}}\n"));
-    let said = || lines(&service.log(), "the store failed");
+    let said = |text| lines(&service.log(), text);
+    let degraded = block_on(async {
+        let mut client = AuthorizationClient::new(connect(&service).await);
+        let mut degraded = 0;
+        for _ in 0..STORM {
+            let answer = client.check(check(&[])).await.unwrap().into_inner();
+            assert_eq!(code(&answer), 0, "on_store_error is allow");
+            degraded += u64::from(told(&answer, "degraded").is_some());
+        }
+        assert_eq!(degraded, STORM);
+        service.wait_for_log("an outage begins");
+        let _server = Server::back(&place);
+        let begun = Instant::now();
+        while said("the outage is over").is_empty() {
+            let answer = client.check(check(&[])).await.unwrap().into_inner();
+            degraded += u64::from(told(&answer, "degraded").is_some());
+            assert!(begun.elapsed() < Duration::from_secs(60), "{}", service.log());
+        }
+        degraded
+    });
+    let (begins, ends) = (said("an outage begins"), said("the outage is over"));
+    assert_eq!((begins.len(), ends.len()), (1, 1), "{}", service.log());
+    assert_eq!((&begins[0]["level"], &begins[0]["fields"]["kind"]), (&"ERROR".into(), &"connection".into()));
+    assert_eq!(begins[0]["fields"]["on_store_error"], "Allow");
+    assert_eq!(ends[0]["fields"]["degraded"].as_u64(), Some(degraded));
+}
+
+#[test]
+fn while_redis_is_away_each_replica_admits_its_share_and_redis_counts_when_it_is_back() {
+    let server = Server::start(&[]);
+    let quota = "{max_tokens: 4, refill_rate: 0.0001}";
+    let config = format!(
+        "redis: {{urls: ['{}'], timeout: 1s}}\non_store_error: local\nreplicas_hint: 2\n\
+         identity: {{user: [{{header: x-user}}]}}\ntiers: {{free: {{per_user: {quota}}}}}\n",
+        server.url()
+    );
+    let fleet = [(); 2].map(|()| Tidegate::start(&config));
+    block_on(async {
+        let mut clients = Vec::new();
+        for service in &fleet {
+            clients.push(AuthorizationClient::new(connect(service).await));
+        }
+        server.signal("STOP");
+        for client in &mut clients {
+            for decision in ["allowed", "allowed", "denied"] {
+                let answer = client.check(check(&[("x-user", "alice")])).await.unwrap().into_inner();
+                assert_eq!(told(&answer, "decision"), text(decision).as_ref(), "{answer:?}");
+                assert_eq!(told(&answer, "degraded"), Some(&Kind::BoolValue(true)));
+                assert_eq!(told(&answer, "store_error"), text("timeout").as_ref());
+                assert_eq!(told(&answer, "limit"), Some(&Kind::NumberValue(2.0)));
+            }
+        }
+        let place = server.kill();
+        for client in &mut clients {
+            let answer = client.check(check(&[("x-user", "alice")])).await.unwrap().into_inner();
+            assert_eq!(told(&answer, "decision"), text("denied").as_ref(), "gone or frozen, it is one outage");
+        }
+
+        let _server = Server::back(&place);
+        let mut decisions = Vec::new();
+        let begun = Instant::now();
+        while decisions.len() < 6 {
+            let answer = clients[decisions.len() % 2].check(check(&[("x-user", "bob")])).await.unwrap().into_inner();
+            if told(&answer, "degraded").is_none() {
+                decisions.push(told(&answer, "decision").cloned());
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "{decisions:?}");
+        }
+        assert_eq!(decisions, ["allowed", "allowed", "allowed", "allowed", "denied", "denied"].map(text));
+    });
+}
+
+#[test]
+fn one_outage_is_a_503_to_one_tier_and_nothing_to_another() {
+    let server = Server::start(&[]);
+    let quota = "per_user: {max_tokens: 9, refill_rate: 1}";
+    let service = Tidegate::start(&format!(
+        "redis: {{urls: ['{}'], timeout: 1s}}\nidentity: {{user: [{{header: x-user}}], tier: [{{header: x-tier}}]}}\n\
+         tiers:\n  free: {{{quota}, on_store_error: deny}}\n  enterprise: {{{quota}, on_store_error: allow}}\n",
+        server.url()
+    ));
+    server.kill();
+    block_on(async {
+        let mut client = AuthorizationClient::new(connect(&service).await);
+        for (tier, wanted, decision) in [("free", 14, "unavailable"), ("enterprise", 0, "degraded")].repeat(3) {
+            let answer = client.check(check(&[("x-user", "alice"), ("x-tier", tier)])).await.unwrap().into_inner();
+            assert_eq!(code(&answer), wanted, "{tier}: {answer:?}");
+            assert_eq!(told(&answer, "decision"), text(decision).as_ref());
+        }
+    });
+}
+
+#[test]
+fn a_key_that_holds_something_else_is_said_at_most_once_a_second_and_is_no_outage() {
+    const STORM: u64 = 200;
+    let server = Server::start(&[]);
+    let () = server.run(&["SET", "rl:ip:192.0.2.1", "not a bucket"]);
+    let service = Tidegate::start(&format!("redis: {{urls: ['{}'], timeout: 10s}}\n", server.url()));
+    let said = || lines(&service.log(), "holds a foreign value");
     // Each line stands for itself and for those that were left unsaid before it.
     let counted = || said().iter().map(|line| 1 + line["fields"]["more"].as_u64().unwrap()).sum::<u64>();
     let begun = Instant::now();
@@ -204,7 +302,8 @@ fn a_storm_of_store_failures_is_a_few_lines_that_count_it() {
         let mut client = AuthorizationClient::new(connect(&service).await);
         let mut sent = 0;
         while sent < STORM || counted() < STORM {
-            assert_eq!(code(client.check(check(&[])).await.unwrap().get_ref()), 0, "on_store_error is allow");
+            let answer = client.check(check(&[])).await.unwrap().into_inner();
+            assert_eq!(told(&answer, "store_error"), text("wrong_type").as_ref());
             sent += 1;
             assert!(begun.elapsed() < Duration::from_secs(60), "of {sent} failures {} are counted", counted());
         }
@@ -213,6 +312,7 @@ fn a_storm_of_store_failures_is_a_few_lines_that_count_it() {
     let (most, said) = (once_a_second(begun.elapsed()), said());
     assert!(said.len() <= most, "{} lines in {:?}", said.len(), begun.elapsed());
     assert!(counted() <= sent, "{} of {sent}", counted());
+    assert!(!service.log().contains("an outage"), "{}", service.log());
 }
 
 #[test]
@@ -228,7 +328,7 @@ fn a_password_in_the_url_that_redis_refuses_is_in_no_log() {
             let answer = client.check(check(&[])).await.unwrap().into_inner();
             assert!(!format!("{answer:?}").contains(PASSWORD));
         });
-        for line in ["not ready: the store fails", "the store failed", "redis refused the credentials"] {
+        for line in ["not ready: the store fails", "an outage begins", "redis refused the credentials"] {
             service.wait_for_log(line);
         }
         let log = service.log();

@@ -3,8 +3,11 @@
 use crate::support::{Hands, NEVER, START, charge, quota, redis, unique_prefix, user};
 use futures_util::FutureExt;
 use std::sync::Arc;
+use std::time::Duration;
 use tidegate::bucket::{Charge, Dimension, Key, Level, Quota, Taken, Timestamp};
+use tidegate::clock::SystemStopwatch;
 use tidegate::store::Store;
+use tidegate::store::deny_cache::DenyCache;
 use tidegate::store::memory::MemoryStore;
 use tidegate::store::redis::{ClockSource, RedisSettings, RedisStore};
 
@@ -32,6 +35,13 @@ impl Rig {
     fn redis_with_its_own_clock() -> Self {
         let store = Arc::new(redis::store(&redis::shared().url()));
         Self { store, clock: Hands::new(), prefix: unique_prefix() }
+    }
+
+    fn redis_behind_a_deny_cache() -> Self {
+        let redis = Self::redis_with_its_own_clock();
+        let stopwatch = Arc::new(SystemStopwatch::start());
+        let store = Arc::new(DenyCache::new(redis.store, stopwatch, 100, Duration::from_secs(1)));
+        Self { store, ..redis }
     }
 
     fn key(&self, id: &str) -> Key {
@@ -115,6 +125,9 @@ macro_rules! suite {
         }
         mod redis_with_its_own_clock {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $any() { super::$any(super::Rig::redis_with_its_own_clock()).await })*
+        }
+        mod redis_behind_a_deny_cache {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)] async fn $any() { super::$any(super::Rig::redis_behind_a_deny_cache()).await })*
         }
     };
 }
@@ -271,7 +284,7 @@ async fn concurrent_takes_from_crossing_buckets_are_all_or_nothing(rig: Rig) {
 }
 
 async fn a_ping_is_answered(rig: Rig) {
-    assert_eq!(rig.store.ping().await, Ok(()));
+    assert_eq!(rig.store.probe().await, Ok(()));
 }
 
 async fn ten_tokens_at_25_per_second_are_ten_tokens(rig: Rig) {

@@ -99,6 +99,7 @@ fn a_full_check_request_reads_right_through_the_subset() {
     let bytes = full_request().encode_to_vec();
     let check = ours::CheckRequest::decode(&*bytes).unwrap();
     let request = request::read(&check);
+    assert_eq!(request.id, b"1234567890");
     assert_eq!(request.method, b"POST");
     assert_eq!(request.host, b"api.example:443");
     assert_eq!(request.path, b"/v1/chat?x=1");

@@ -38,8 +38,9 @@ pub(super) fn api_keys(list: Option<&List<raw::ApiKey>>, tiers: &Tiers, report: 
             return;
         };
         refuse_again(&mut seen, digest, &field(path, "digest"), path, report);
-        let name = name.flatten().unwrap_or_else(|| digest.to_string());
-        keys.push((digest, ApiKey { name, tier, limits }));
+        let name = name.flatten().unwrap_or_else(|| digest.to_string()).into();
+        let suspended = raw.suspended.unwrap_or_default();
+        keys.push((digest, ApiKey { name, tier, suspended, limits }));
     });
     keys.into_iter().collect()
 }

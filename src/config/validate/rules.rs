@@ -1,7 +1,7 @@
 //! Rules: what they match, and whether what they cost can be paid at all.
 
 use super::callers::{refuse_again, tier_at};
-use super::failure_policy;
+use super::failure::Failure;
 use super::identity::WRITTEN_BY_CLIENT;
 use super::text::{each, header_name, is_token, label};
 use super::tiers::{Smallest, per};
@@ -20,6 +20,7 @@ pub(super) fn rules(
     list: Option<&List<raw::Rule>>,
     tiers: &Tiers,
     smallest: &Smallest,
+    failure: &Failure,
     report: &mut Report,
 ) -> Vec<Rule> {
     let mut seen = HashMap::new();
@@ -39,7 +40,8 @@ pub(super) fn rules(
             report.warn(path, format!("comes after {}, which matches everything: {only}", quoted(first)));
         }
         warn_of_chosen_by_client(path, raw, report);
-        let rule = rule(path, raw, name.unwrap_or_default(), tiers, report);
+        let on_store_error = raw.on_store_error.map(|policy| failure.policy(policy));
+        let rule = Rule { on_store_error, ..rule(path, raw, name.unwrap_or_default(), tiers, report) };
         report_unpayable(path, &rule, tiers, smallest, report);
         if catch_all.is_none() && is_catch_all(&rule) {
             catch_all = Some(rule.name.clone());
@@ -78,7 +80,7 @@ fn rule(path: &str, raw: &raw::Rule, name: String, tiers: &Tiers, report: &mut R
         tier: tier_at(path, raw.tier.as_deref(), tiers, report),
         dimensions: dimensions(&field(path, "dimensions"), raw.dimensions.as_ref(), report),
         shadow: raw.shadow.unwrap_or_default(),
-        on_store_error: raw.on_store_error.map(failure_policy),
+        on_store_error: None,
     }
 }
 
@@ -98,8 +100,13 @@ fn report_idle(path: &str, raw: &raw::Rule, report: &mut Report) {
 
 /// A header that opens more than the caller has is the caller's to write.
 fn warn_of_chosen_by_client(path: &str, raw: &raw::Rule, report: &mut Report) {
-    let gains =
-        [("exempt", raw.exempt == Some(true)), ("tier", raw.tier.is_some()), ("shadow", raw.shadow == Some(true))];
+    let more_than_deny = raw.on_store_error.is_some_and(|policy| policy != raw::OnStoreError::Deny);
+    let gains = [
+        ("exempt", raw.exempt == Some(true)),
+        ("tier", raw.tier.is_some()),
+        ("shadow", raw.shadow == Some(true)),
+        ("on_store_error", more_than_deny),
+    ];
     let gains = listed(gains.into_iter().filter(|(_, stated)| *stated).map(|(name, _)| name));
     let headers = raw.when.as_ref().and_then(|when| when.headers.as_ref());
     if gains.is_empty() {

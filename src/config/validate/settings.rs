@@ -1,12 +1,12 @@
 //! The settings: addresses, stores, times, log.
 
+use super::redis;
 use super::text::{count, span};
 use crate::config::env::{Given, Overrides};
-use crate::config::fault::{Report, item, listed, nearest, quoted};
+use crate::config::fault::{Report, listed, nearest, quoted};
 use crate::config::raw::{self, Raw};
-use crate::config::settings::{ClockSource, Log, LogFormat, Redis, Settings};
+use crate::config::settings::{ClockSource, DenyCache, KeyMetadata, Log, LogFormat, Settings};
 use crate::server::Listen;
-use crate::store::redis::{RedisUrl, UrlError};
 use std::path::PathBuf;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
@@ -15,9 +15,11 @@ const MINUTES_5: Duration = Duration::from_secs(300);
 
 pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) -> Option<Settings> {
     let listen = listen(raw, overrides, report);
-    let redis = redis(raw.redis.as_ref(), overrides, report);
+    let redis = redis::redis(raw.redis.as_ref(), overrides, report);
     let capacity = raw.memory.as_ref().and_then(|memory| memory.capacity);
     let capacity = count("memory.capacity", capacity, 1_000_000, 1..=1_000_000_000, report);
+    let key_metadata = key_metadata(raw.key_metadata.as_ref(), report);
+    let deny_cache = deny_cache(raw.deny_cache.as_ref(), report);
     let drain = span("drain", raw.drain.as_ref(), Duration::from_secs(5), Duration::ZERO..=MINUTES_5, report);
     let shortest = Duration::from_millis(1);
     let shutdown = span("shutdown", raw.shutdown.as_ref(), Duration::from_secs(10), shortest..=MINUTES_5, report);
@@ -26,10 +28,13 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
         listen: listen?,
         redis: redis?,
         memory_capacity: usize::try_from(capacity?).unwrap_or(usize::MAX),
+        deny_cache: deny_cache?,
+        dedupe: raw.dedupe.unwrap_or(false),
         clock: match raw.clock {
             Some(raw::Clock::Local) => ClockSource::Local,
             Some(raw::Clock::Redis) | None => ClockSource::Redis,
         },
+        key_metadata: key_metadata?,
         readiness_requires_store: raw.readiness_requires_store.unwrap_or(true),
         drain: drain?,
         shutdown: shutdown?,
@@ -37,8 +42,17 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
     })
 }
 
+fn key_metadata(raw: Option<&raw::KeyMetadata>, report: &mut Report) -> Option<KeyMetadata> {
+    let size = raw.and_then(|raw| raw.size);
+    let size = count("key_metadata.size", size, 100_000, 0..=10_000_000, report);
+    let sane = Duration::from_millis(100)..=Duration::from_secs(3600);
+    let max_age = raw.and_then(|raw| raw.max_age.as_ref());
+    let max_age = span("key_metadata.max_age", max_age, Duration::from_secs(30), sane, report);
+    Some(KeyMetadata { size: usize::try_from(size?).unwrap_or(usize::MAX), max_age: max_age? })
+}
+
 /// Checks what the file says even where something comes before it, and gives what comes first.
-fn first<T>(
+pub(super) fn first<T>(
     over: Option<&Given>,
     file: Option<Given>,
     report: &mut Report,
@@ -78,64 +92,14 @@ fn listen_at(given: &Given, report: &mut Report) -> Option<Listen> {
     }
 }
 
-/// The outer `None`: there are faults. The inner: no Redis.
-fn redis(raw: Option<&raw::Redis>, overrides: &Overrides, report: &mut Report) -> Option<Option<Redis>> {
-    let url =
-        first(overrides.redis_url.as_ref(), raw.and_then(|raw| single_url(raw, overrides, report)), report, url_at);
-    let pool_size = count("redis.pool_size", raw.and_then(|raw| raw.pool_size), 1, 1..=64, report);
-    let sane = Duration::from_millis(1)..=Duration::from_secs(10);
-    let timeout = raw.and_then(|raw| raw.timeout.as_ref());
-    let timeout = span("redis.timeout", timeout, Duration::from_millis(50), sane, report);
-    if let Some(topology) = raw.and_then(|raw| raw.topology) {
-        refuse_topology(topology, report);
-    }
-    match (url?, &overrides.redis_password) {
-        (Some(url), password) => {
-            let url = password.as_ref().map_or(url.clone(), |password| url.with_password(password.text()));
-            Some(Some(Redis { url, timeout: timeout?, pool_size: usize::try_from(pool_size?).unwrap_or(1) }))
-        }
-        (None, Some(password)) if raw.is_none() => {
-            report.warn(&password.path, "is of no use: no Redis is configured");
-            Some(None)
-        }
-        (None, _) => Some(None),
-    }
-}
-
-/// The URL in the file, if there is one and only one.
-fn single_url(raw: &raw::Redis, overrides: &Overrides, report: &mut Report) -> Option<Given> {
-    const PATH: &str = "redis.urls";
-    let urls = raw.urls.as_ref().map(raw::List::entries).into_iter().flatten().collect::<Vec<_>>();
-    match urls[..] {
-        [] => {
-            if overrides.redis_url.is_none() {
-                report.fault(PATH, "is missing; write [\"redis://host:port/database\"], or set TIDEGATE_REDIS_URL");
-            }
-            None
-        }
-        [(_, Some(url))] => Some(Given::new(item(PATH, 0), &url.0)),
-        [(_, None)] => {
-            report.fault(item(PATH, 0), "is empty; write redis://host:port/database");
-            None
-        }
-        _ => {
-            report.fault(PATH, format!("holds {} addresses; a standalone Redis has exactly one", urls.len()));
-            None
-        }
-    }
-}
-
-fn url_at(given: &Given, report: &mut Report) -> Option<RedisUrl> {
-    given.text().parse().map_err(|why: UrlError| report.fault(&given.path, why.to_string())).ok()
-}
-
-fn refuse_topology(topology: raw::Topology, report: &mut Report) {
-    let name = match topology {
-        raw::Topology::Standalone => return,
-        raw::Topology::Sentinel => "sentinel",
-        raw::Topology::Cluster => "cluster",
-    };
-    report.fault("redis.topology", format!("{name} is not supported yet; write standalone"));
+/// The outer `None`: there are faults. The inner: switched off.
+fn deny_cache(raw: Option<&raw::DenyCache>, report: &mut Report) -> Option<Option<DenyCache>> {
+    let size = count("deny_cache.size", raw.and_then(|raw| raw.size), 100_000, 0..=100_000_000, report);
+    let sane = Duration::from_millis(1)..=MINUTES_5;
+    let max_age = raw.and_then(|raw| raw.max_age.as_ref());
+    let max_age = span("deny_cache.max_age", max_age, Duration::from_secs(1), sane, report);
+    let (size, max_age) = (usize::try_from(size?).unwrap_or(usize::MAX), max_age?);
+    Some((size > 0).then_some(DenyCache { size, max_age }))
 }
 
 fn log(raw: Option<&raw::Log>, overrides: &Overrides, report: &mut Report) -> Option<Log> {

@@ -1,5 +1,6 @@
 //! Tiers and quotas: numbers that make buckets, names that make labels, and a default that gives nothing away.
 
+use super::failure::Failure;
 use crate::bucket::{Dimension, Quota, QuotaError};
 use crate::config::fault::{Report, field, listed, quoted};
 use crate::config::raw::{self, Raw};
@@ -11,7 +12,7 @@ use std::collections::BTreeMap;
 const MAX_TIERS: usize = 1000;
 
 /// The tiers, always with some default one; what is broken is left out and reported.
-pub(super) fn tiers(raw: &Raw, base: &Raw, report: &mut Report) -> Tiers {
+pub(super) fn tiers(raw: &Raw, base: &Raw, failure: &Failure, report: &mut Report) -> Tiers {
     let mut stated = raw.tiers.as_ref().or(base.tiers.as_ref());
     if stated.is_some_and(|tiers| tiers.len() > MAX_TIERS) {
         report.fault(
@@ -21,15 +22,16 @@ pub(super) fn tiers(raw: &Raw, base: &Raw, report: &mut Report) -> Tiers {
         stated = base.tiers.as_ref();
     }
     let mut tiers = Vec::new();
-    for (name, limits) in stated.into_iter().flatten() {
-        tiers.extend(tier(name, limits, &tiers, report));
+    for (name, raw) in stated.into_iter().flatten() {
+        let on_store_error = raw.on_store_error.map(|policy| failure.policy(policy));
+        tiers.extend(tier(name, raw, &tiers, report).map(|tier| Tier { on_store_error, ..tier }));
     }
     let default = raw.default_tier.as_deref().or(base.default_tier.as_deref()).unwrap_or_default();
     let default = match tiers.iter().position(|tier| tier.name.eq_ignore_ascii_case(default)) {
         Some(place) => tiers.remove(place),
         None => {
             report_no_default(raw.default_tier.as_deref(), default, &tiers, report);
-            Tier { name: default.to_owned(), limits: Limits::default() }
+            Tier { name: default.to_owned(), limits: Limits::default(), on_store_error: None }
         }
     };
     let broken = ["tiers", "default_tier", "allow_generous_default"].iter().any(|part| report.faults.has_under(part));
@@ -49,7 +51,7 @@ pub(super) fn per(dimension: Dimension) -> &'static str {
     }
 }
 
-fn tier(name: &str, raw: &raw::Limits, others: &[Tier], report: &mut Report) -> Option<Tier> {
+fn tier(name: &str, raw: &raw::Tier, others: &[Tier], report: &mut Report) -> Option<Tier> {
     const MAX: usize = 64;
     let path = field("tiers", name);
     let lower = name.to_ascii_lowercase();
@@ -65,7 +67,7 @@ fn tier(name: &str, raw: &raw::Limits, others: &[Tier], report: &mut Report) -> 
         return None;
     }
     warn_of_unlimited(&path, &limits, report);
-    Some(Tier { name: lower, limits })
+    Some(Tier { name: lower, limits, on_store_error: None })
 }
 
 /// Addresses need no limit where users and keys have theirs: many callers may sit behind one.

@@ -5,12 +5,20 @@
 
 use super::RedisUrl;
 use deadpool::managed::{Manager, Metrics, Pool, RecycleError, RecycleResult};
-use deadpool_redis::redis::aio::MultiplexedConnection;
-use deadpool_redis::redis::io::tcp::TcpSettings;
-use deadpool_redis::redis::{AsyncConnectionConfig, Client, Cmd, RedisError, Value};
-use std::sync::Arc;
+use deadpool_redis::redis::aio::{ConnectionLike as _, MultiplexedConnection, PubSub};
+use deadpool_redis::redis::{
+    self, AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value,
+};
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, Shared};
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+/// How long connecting and signing in may take. It is longer than a call may take, since it goes on when the call that
+/// wanted the connection has given up: a server that is slow to connect to is reached all the same.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Says of a connection, to all who hold a clone of it, that it is not to be used again.
 #[derive(Clone, Debug, Default)]
@@ -42,13 +50,115 @@ impl Link {
     pub(super) async fn send(&mut self, command: &Cmd) -> Result<Value, RedisError> {
         command.query_async(&mut self.connection).await
     }
+
+    /// Sends a command to a Cluster node that is about to get its slot from another.
+    pub(super) async fn send_asking(&mut self, command: &Cmd) -> Result<Value, RedisError> {
+        // Both in one write, so that nobody else's command comes between.
+        let mut both = Pipeline::with_capacity(2);
+        both.cmd("ASKING").add_command(command.clone());
+        let mut replies = self.connection.req_packed_commands(&both, 1, 1).await?;
+        let missing = || RedisError::from((ErrorKind::UnexpectedReturnType, "no reply after ASKING"));
+        replies.pop().ok_or_else(missing)?.extract_error()
+    }
 }
 
+/// What a server must be to be of use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Any,
+    /// By its own word. What stands at the address of a former master may be a replica now.
+    Master,
+}
+
+/// How a server is connected to.
+#[derive(Clone, Debug)]
+pub(super) struct Dial {
+    pub(super) url: RedisUrl,
+    /// What CLIENT LIST on the server shows.
+    pub(super) client_name: Arc<str>,
+    pub(super) role: Role,
+}
+
+impl Dial {
+    /// The same for another server.
+    pub(super) fn at(&self, host: &str, port: u16) -> Self {
+        Self { url: self.url.at(host, port), ..self.clone() }
+    }
+
+    /// Connects and signs in.
+    pub(super) async fn connect(self) -> Result<Link, RedisError> {
+        let client = Client::open(self.url.reveal())?;
+        // The caller bounds its calls, so replies are not timed a second time here.
+        let config =
+            AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_TIMEOUT)).set_response_timeout(None);
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        let mut link = Link { connection, spoilt: Spoilt::default() };
+        let greeting = tokio::time::timeout(CONNECT_TIMEOUT, self.greet(&mut link)).await;
+        greeting.map_err(|_| RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut)))??;
+        Ok(link)
+    }
+
+    async fn greet(&self, link: &mut Link) -> Result<(), RedisError> {
+        let name = link.send(redis::cmd("CLIENT").arg("SETNAME").arg(&*self.client_name)).await;
+        // A user who may not give the connection a name may still use it.
+        name.map(drop).or_else(|error| if error.is_io_error() { Err(error) } else { Ok(()) })?;
+        if self.role == Role::Master && !says_master(&link.send(&redis::cmd("ROLE")).await?) {
+            return Err((ErrorKind::Server(ServerErrorKind::ReadOnly), "is a replica, and no master any more").into());
+        }
+        Ok(())
+    }
+
+    /// Connects to listen to channels.
+    pub(super) async fn listen(&self) -> Result<PubSub, RedisError> {
+        let client = Client::open(self.url.reveal())?;
+        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, client.get_async_pubsub()).await;
+        connecting.map_err(|_| RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut)))?
+    }
+}
+
+/// Whether the answer to ROLE is that of a master.
+pub(super) fn says_master(role: &Value) -> bool {
+    let Value::Array(parts) = role else { return false };
+    matches!(parts.first(), Some(Value::BulkString(name)) if name == b"master")
+}
+
+/// A connection that one caller may take.
+type Made = Arc<Mutex<Option<Link>>>;
+type Attempt = Shared<BoxFuture<'static, Result<Made, RedisError>>>;
+
 /// Makes connections for the pool.
-#[derive(Debug)]
 pub(super) struct Connector {
-    url: RedisUrl,
-    config: AsyncConnectionConfig,
+    dial: Dial,
+    /// The attempt to connect that is under way, which goes on when those who wait for it give up. So a server that
+    /// does not answer is knocked at once at a time, however many calls come.
+    attempt: Mutex<Option<Attempt>>,
+}
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connector").field("dial", &self.dial).finish_non_exhaustive()
+    }
+}
+
+impl Connector {
+    /// The attempt that is under way or whose connection nobody took, else a new one.
+    fn attempt(&self) -> Attempt {
+        let mut attempt = lock(&self.attempt);
+        let of_use = |attempt: &&Attempt| match attempt.peek() {
+            None => true,
+            Some(Ok(made)) => lock(made).is_some(),
+            Some(Err(_)) => false,
+        };
+        if let Some(attempt) = attempt.as_ref().filter(of_use) {
+            return attempt.clone();
+        }
+        let connecting = tokio::spawn(self.dial.clone().connect());
+        let made = async move {
+            let link = connecting.await.map_err(|error| std::io::Error::other(error.to_string()))??;
+            Ok(Arc::new(Mutex::new(Some(link))))
+        };
+        attempt.insert(made.boxed().shared()).clone()
+    }
 }
 
 impl Manager for Connector {
@@ -56,9 +166,13 @@ impl Manager for Connector {
     type Error = RedisError;
 
     async fn create(&self) -> Result<Link, RedisError> {
-        let client = Client::open(self.url.reveal(TcpSettings::default().set_nodelay(true)))?;
-        let connection = client.get_multiplexed_async_connection_with_config(&self.config).await?;
-        Ok(Link { connection, spoilt: Spoilt::default() })
+        loop {
+            let made = self.attempt().await?;
+            // Several places of the pool may have waited for one connection.
+            if let Some(link) = lock(&made).take() {
+                return Ok(link);
+            }
+        }
     }
 
     async fn recycle(&self, link: &mut Link, _: &Metrics) -> RecycleResult<RedisError> {
@@ -66,12 +180,15 @@ impl Manager for Connector {
     }
 }
 
+/// Nothing panics while it holds one of these locks.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A pool of up to `size` connections, none of them made yet. Whoever takes a [`Link`] out clones it and puts it back
 /// at once, so that only connecting ever makes others wait.
-pub(super) fn links(url: RedisUrl, size: usize, timeout: Duration) -> Pool<Connector> {
-    // The caller bounds a whole call, so replies are not timed a second time here.
-    let config = AsyncConnectionConfig::new().set_connection_timeout(Some(timeout)).set_response_timeout(None);
-    Pool::builder(Connector { url, config })
+pub(super) fn links(dial: Dial, size: usize) -> Pool<Connector> {
+    Pool::builder(Connector { dial, attempt: Mutex::new(None) })
         .max_size(size.max(1))
         .build()
         .expect("only a pool with timeouts of its own can fail to be built, for want of a runtime")

@@ -1,31 +1,102 @@
-//! What went wrong in Redis, in the words of [`StoreError`].
+//! What went wrong in Redis: in the words of [`StoreError`], and what follows for the connection, the breaker and the
+//! map of a Cluster.
 
 use super::RedisUrl;
 use crate::store::StoreError;
-use deadpool::managed::PoolError;
 use deadpool_redis::redis::{ErrorKind, RedisError, ServerErrorKind};
 use std::fmt::Display;
 use std::time::Duration;
-use tokio::time::error::Elapsed;
+
+/// Why a call to one server has no reply.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The server, or the way to it.
+    Redis(RedisError),
+    Timeout,
+    /// Not sent: the server failed before, and did not answer a probe since.
+    BreakerOpen,
+    /// Not sent: as many calls as are allowed are on their way.
+    Overloaded,
+    /// Not sent: nobody knows which server to ask.
+    Nowhere(String),
+}
+
+use Failure::{BreakerOpen, Nowhere, Overloaded, Redis, Timeout};
+
+impl From<RedisError> for Failure {
+    fn from(error: RedisError) -> Self {
+        if error.is_timeout() { Timeout } else { Redis(error) }
+    }
+}
+
+impl Failure {
+    fn server(&self) -> Option<ServerErrorKind> {
+        match self {
+            Redis(error) => match error.kind() {
+                ErrorKind::Server(kind) => Some(kind),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    fn is(&self, kind: ErrorKind) -> bool {
+        matches!(self, Redis(error) if error.kind() == kind)
+    }
+
+    /// Whether the connection on which it happened is better not used again. No answer in time counts, since the way to
+    /// the server may be cut; so does a read-only answer, since what stands there is no master any more, and behind a
+    /// fixed name a new connection finds the new one.
+    pub(super) fn is_read_only(&self) -> bool {
+        self.server() == Some(ServerErrorKind::ReadOnly)
+    }
+
+    pub(super) fn spoils_connection(&self) -> bool {
+        matches!(self, Timeout)
+            || self.is(ErrorKind::Io)
+            || self.is(ErrorKind::Parse)
+            || self.server() == Some(ServerErrorKind::ReadOnly)
+    }
+
+    /// Whether it tells against the server, so that other calls are likely to fail as well. Not so what is wrong with one
+    /// key: else one client with a damaged bucket would open the breaker for all.
+    pub(super) fn tells_against_server(&self) -> bool {
+        if matches!(self, Timeout) || self.is(ErrorKind::Io) || self.is(ErrorKind::AuthenticationFailed) {
+            return true;
+        }
+        let Redis(error) = self else { return false };
+        let text = one_line(error);
+        use StoreError::{Auth, ClusterDown, Loading, OutOfMemory, ReadOnly};
+        let sorted = from_code(error.code().unwrap_or_default(), text);
+        matches!(sorted, Auth(_) | ClusterDown(_) | Loading(_) | OutOfMemory(_) | ReadOnly(_))
+    }
+
+    /// Whether the map of a Cluster may be out of date.
+    pub(super) fn doubts_slots(&self) -> bool {
+        use ServerErrorKind::{ClusterDown, MasterDown, ReadOnly};
+        matches!(self, Timeout | BreakerOpen | Nowhere(_))
+            || self.is(ErrorKind::Io)
+            || matches!(self.server(), Some(ClusterDown | MasterDown | ReadOnly))
+    }
+
+    /// In the words of the port. `url` is that of the server, `timeout` what the call was given.
+    pub(super) fn told(&self, url: &RedisUrl, timeout: Duration) -> StoreError {
+        match self {
+            Timeout => StoreError::Timeout(timeout),
+            BreakerOpen => StoreError::BreakerOpen(url.to_string()),
+            Overloaded => StoreError::Overloaded(url.to_string()),
+            Nowhere(why) => StoreError::Connection(why.clone()),
+            Redis(error) => store_error(error, url),
+        }
+    }
+}
 
 /// Whether the server does not know the script whose digest it was sent: it restarted, failed over, or was flushed.
 pub(super) fn is_no_script(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
-/// Whether a connection that ended a call so is better not used again. No answer in time counts, since the way to the
-/// server may be cut; so does a read-only answer, since behind a fixed name a new connection finds the new primary.
-pub(super) fn spoils_connection<T>(outcome: &Result<Result<T, PoolError<RedisError>>, Elapsed>) -> bool {
-    let Ok(answer) = outcome else { return true };
-    let Err(PoolError::Backend(error)) = answer else { return false };
-    matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse | ErrorKind::Server(ServerErrorKind::ReadOnly))
-}
-
-/// The error of a call to `url`, which was given `timeout`.
-pub(super) fn store_error(error: &RedisError, url: &RedisUrl, timeout: Duration) -> StoreError {
-    if error.is_timeout() {
-        return StoreError::Timeout(timeout);
-    }
+fn store_error(error: &RedisError, url: &RedisUrl) -> StoreError {
     let text = url.redact(one_line(error));
     match error.kind() {
         ErrorKind::Io => StoreError::Connection(format!("{url}: {text}")),
@@ -49,6 +120,8 @@ fn from_code(code: &str, text: String) -> StoreError {
         StoreError::ReadOnly(text)
     } else if names("OOM") {
         StoreError::OutOfMemory(text)
+    } else if names("CLUSTERDOWN") {
+        StoreError::ClusterDown(text)
     } else {
         StoreError::Refused(text)
     }
@@ -78,5 +151,15 @@ mod tests {
     fn an_error_with_line_breaks_takes_one_line() {
         assert_eq!(one_line(&"a\r\n b\t\u{1b}[31m c"), "a b [31m c");
         assert_eq!(one_line(&"x".repeat(1000)).len(), 300);
+    }
+
+    #[test]
+    fn a_damaged_bucket_tells_nothing_against_the_server() {
+        let wrong_type = RedisError::from((ErrorKind::Server(ServerErrorKind::ResponseError), "WRONGTYPE a key"));
+        assert!(!Redis(wrong_type).tells_against_server());
+        assert!(!BreakerOpen.tells_against_server() && !Overloaded.tells_against_server());
+        assert!(Timeout.tells_against_server());
+        let read_only = RedisError::from((ErrorKind::Server(ServerErrorKind::ReadOnly), "a replica"));
+        assert!(Redis(read_only).tells_against_server());
     }
 }

@@ -1,8 +1,9 @@
 //! The scripts in `lua/`: how they are called, and what their replies mean.
 
-use crate::bucket::{Charge, Level, Levels, State, Taken, Timestamp};
+use crate::bucket::{Charge, Dimension, Key, Level, Levels, Quota, Source, State, Taken, Timestamp};
 use crate::store::StoreError;
 use deadpool_redis::redis::{self, Cmd, Value};
+use std::sync::Arc;
 
 /// A script's text and the digest Redis knows it by.
 #[derive(Debug)]
@@ -20,20 +21,83 @@ impl Script {
         Self::new(include_str!("../../../lua/peek.lua"))
     }
 
+    pub(super) fn refund() -> Self {
+        Self::new(include_str!("../../../lua/refund.lua"))
+    }
+
     fn new(text: &'static str) -> Self {
         Self { text, digest: redis::Script::new(text).get_hash().to_owned() }
     }
+}
 
+/// A script and what it is to be run with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run<'a> {
+    pub(super) script: &'a Script,
+    pub(super) charges: &'a [Charge],
+    /// `None`: by the server's own clock.
+    pub(super) now: Option<Timestamp>,
+}
+
+impl Run<'_> {
     /// EVALSHA: runs the script if the server knows it.
-    pub(super) fn by_digest(&self, charges: &[Charge], now: Option<Timestamp>) -> Cmd {
-        command("EVALSHA", &self.digest, charges, now)
+    pub(super) fn by_digest(&self) -> Cmd {
+        command("EVALSHA", &self.script.digest, self.charges, self.now)
     }
 
     /// EVAL: runs the script, and makes the server know it. It needs no permission to use SCRIPT.
-    pub(super) fn by_text(&self, charges: &[Charge], now: Option<Timestamp>) -> Cmd {
-        command("EVAL", self.text, charges, now)
+    pub(super) fn by_text(&self) -> Cmd {
+        command("EVAL", self.script.text, self.charges, self.now)
     }
 }
+
+/// A take of nothing from a bucket of nobody's, to learn whether a server can do what a check needs. That is more than a
+/// ping: a full or read-only server answers pings.
+#[derive(Clone, Debug)]
+pub(super) struct Probe {
+    script: Arc<Script>,
+    charge: [Charge; 1],
+}
+
+impl Probe {
+    /// No user id is stored with a `~` and this after it, so the bucket is nobody's.
+    pub(super) fn new(key_prefix: &str) -> Self {
+        Self::of(Arc::new(Script::take()), key_prefix, "~probe")
+    }
+
+    fn of(script: Arc<Script>, key_prefix: &str, id: &str) -> Self {
+        let quota = Quota::parse(1.0, 1.0).expect("1 is finite and above 0");
+        Self { script, charge: [Charge { key: Key::new(key_prefix, Dimension::User, id), quota, cost: 0.0 }] }
+    }
+
+    /// The same with a key that lies in a slot of which `fits` is true; without such a key among many, the same.
+    pub(super) fn in_slot(&self, key_prefix: &str, fits: impl Fn(u16) -> bool) -> Self {
+        /// Enough for a node with a hundredth of the slots to be all but sure of a key.
+        const TRIED: u32 = 2000;
+        let names = (0..TRIED).map(|number| format!("~probe{number}"));
+        let found = names
+            .map(|id| Self::of(self.script.clone(), key_prefix, &id))
+            .find(|probe| fits(slot_of(&probe.charge[0].key)));
+        found.unwrap_or_else(|| self.clone())
+    }
+
+    pub(super) fn run(&self) -> Run<'_> {
+        Run { script: &self.script, charges: &self.charge, now: None }
+    }
+}
+
+/// The Cluster slot of a key. No key of this service has braces, so all of it is hashed.
+pub(super) fn slot(key: &[u8]) -> u16 {
+    crc16::State::<crc16::XMODEM>::calculate(key) % SLOTS
+}
+
+/// The Cluster slot of a bucket.
+pub(super) fn slot_of(key: &Key) -> u16 {
+    slot(key.as_str().as_bytes())
+}
+
+/// Slots of a Cluster.
+pub(super) const SLOTS: u16 = 16_384;
 
 /// Room for one charge's key and numbers: a guess that a usual request does not exceed.
 const CHARGE_BYTES: usize = 96;
@@ -76,7 +140,7 @@ fn parse_text(text: &str) -> Option<Taken> {
     while let Some(tokens) = words.next() {
         levels.push(Level { tokens: tokens.parse().ok()?, elapsed: words.next()?.parse().ok()? });
     }
-    Some(Taken { admitted, levels })
+    Some(Taken { admitted, levels, source: Source::Store })
 }
 
 /// Reads a stored bucket's fields as the scripts do. What they take for a full bucket is `None`.

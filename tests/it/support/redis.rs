@@ -8,13 +8,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use tidegate::store::redis::{RedisSettings, RedisStore, RedisUrl};
+use tidegate::store::redis::{CallLimits, RedisSettings, RedisStore, RedisUrl};
 
 /// Starts the server and ends it when standard input closes, which happens even if the test process is killed.
 const KEEPER: &str = r#""$@" </dev/null >server.log 2>&1 & echo $!; read -r _; kill -9 $!; wait $! 2>/dev/null"#;
 
 /// Long enough for a busy machine; only a broken one waits that long.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A redis-server of its own, without persistence; it ends when this is dropped.
 #[derive(Debug)]
@@ -208,7 +208,12 @@ pub fn shared() -> &'static Server {
 /// Settings for a server, with more patience than production has.
 pub fn settings(url: &str) -> RedisSettings {
     let url: RedisUrl = url.parse().unwrap();
-    RedisSettings { timeout: PATIENCE, ..RedisSettings::new(url) }
+    within(PATIENCE, RedisSettings::new(url))
+}
+
+/// The same settings with another timeout.
+pub fn within(timeout: Duration, settings: RedisSettings) -> RedisSettings {
+    RedisSettings { limits: CallLimits { timeout, ..settings.limits }, ..settings }
 }
 
 pub fn store(url: &str) -> RedisStore {

@@ -1,0 +1,45 @@
+//! The Redis of the service, as commands reach it: with the service's own configuration, and more patience.
+
+use super::{Failure, Source};
+use crate::app;
+use crate::config::{self, Config, Environment};
+use crate::store::StoreError;
+use crate::store::redis::RedisStore;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a person at a terminal waits for Redis at least.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// The service's configuration, and its Redis.
+pub(super) struct Redis {
+    pub(super) config: Config,
+    runtime: tokio::runtime::Runtime,
+    pub(super) store: Arc<RedisStore>,
+}
+
+/// Does not connect. `what` is what lives in Redis.
+pub(super) fn open(source: Source, what: &str) -> Result<Redis, Failure> {
+    let mut config = config::load(&source.flags(None), &Environment::of_process())?;
+    if let Some(redis) = &mut config.settings.redis {
+        // Nobody's request waits for this.
+        redis.limits.timeout = redis.limits.timeout.max(PATIENCE);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let store = runtime.block_on(async { app::redis_store(&config.settings, &config.policy.key_prefix) });
+    let store = store.ok_or_else(|| {
+        Failure::Other(format!("no Redis is configured, and {what}: give --redis-url, TIDEGATE_REDIS_URL or --config"))
+    })?;
+    Ok(Redis { config, runtime, store })
+}
+
+impl Redis {
+    /// Waits for an answer. `about` is the key that was asked for.
+    pub(super) fn wait<T>(
+        &self,
+        about: &str,
+        answer: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, Failure> {
+        self.runtime.block_on(answer).map_err(|error| Failure::Other(format!("{about}: {error}")))
+    }
+}

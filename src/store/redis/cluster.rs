@@ -1,0 +1,421 @@
+//! A Redis Cluster: which server holds which slot, kept true.
+//!
+//! Each server has its own connections, deadline and breaker ([`Node`]), so that a dead or hung one costs only the keys
+//! that it holds. The map of slots is read anew now and then, and at once when a server redirects, refuses, fails or
+//! hangs: a hung master is left as soon as the others have elected its successor. Takes requests with their slot and
+//! gives replies; knows no buckets.
+
+use super::RedisUrl;
+use super::connect::Dial;
+use super::fault::Failure;
+use super::node::{CallLimits, Manner, Node, Request};
+use super::script::{self, Probe, Run, SLOTS, Script};
+use super::sentinel::SEARCH;
+use crate::bucket::{Charge, Timestamp};
+use crate::complaint::Complaint;
+use deadpool_redis::redis::{self, ErrorKind, RedisError, ServerErrorKind, Value};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+/// How often the map is read while nothing is wrong.
+const USUAL: Duration = Duration::from_secs(10);
+/// How often it is read at most, and while something is wrong.
+const SOONEST: Duration = Duration::from_millis(100);
+/// How long a server may take to tell its map.
+const PATIENCE: Duration = Duration::from_millis(250);
+/// Servers asked for their map at once: enough to hear of a failover that some have not heard of.
+const ASKED: usize = 5;
+/// Redirects that one call follows: from the former server of a slot to the present one, and on while it moves.
+const REDIRECTS: usize = 3;
+/// How long giving tokens back may take. Nobody waits for it.
+const REFUND_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// No server.
+const NOBODY: u16 = u16::MAX;
+
+type Place = (String, u16);
+
+/// Which server holds which slot.
+#[derive(Debug)]
+struct Slots {
+    /// For each slot the place of its master in `masters`, or [`NOBODY`].
+    owners: Vec<u16>,
+    masters: Vec<Arc<Node>>,
+}
+
+impl Slots {
+    fn owner(&self, slot: u16) -> Option<&Arc<Node>> {
+        self.masters.get(usize::from(*self.owners.get(usize::from(slot))?))
+    }
+}
+
+/// What one server says: the slots with their masters, all servers, and how new that is.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct View {
+    epoch: u64,
+    ranges: Vec<(u16, u16, Place)>,
+    replicas: Vec<Place>,
+}
+
+/// The servers of a Cluster.
+#[derive(Clone, Debug)]
+pub(super) struct Cluster {
+    map: watch::Receiver<Option<Arc<Slots>>>,
+    known: Arc<Known>,
+    search_until: Instant,
+    lost_refunds: Arc<Complaint>,
+    /// Ended with the last of these.
+    _tasks: Arc<JoinSet<()>>,
+}
+
+/// What the calls and the task that reads the map share.
+#[derive(Debug)]
+struct Known {
+    seeds: Vec<Dial>,
+    limits: CallLimits,
+    probe: Probe,
+    key_prefix: String,
+    /// All servers by their place, replicas included: connections outlive changes of the map.
+    nodes: Mutex<HashMap<Place, Arc<Node>>>,
+    /// Asks for the map to be read at once.
+    doubt: Notify,
+    why_unknown: Mutex<String>,
+}
+
+impl Known {
+    fn nodes(&self) -> MutexGuard<'_, HashMap<Place, Arc<Node>>> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The server at a place. `fits` chooses the slot of its probe, if it is not known yet.
+    fn node(&self, place: &Place, fits: impl Fn(u16) -> bool) -> Arc<Node> {
+        let mut nodes = self.nodes();
+        if let Some(node) = nodes.get(place) {
+            return node.clone();
+        }
+        let dial = self.first().at(&place.0, place.1);
+        let node = Node::new(dial, self.limits, self.probe.in_slot(&self.key_prefix, fits));
+        nodes.insert(place.clone(), node.clone());
+        node
+    }
+
+    /// All servers are signed in to as the first seed is.
+    fn first(&self) -> &Dial {
+        self.seeds.first().expect("the configuration names at least one node")
+    }
+}
+
+impl Cluster {
+    /// Starts to follow the Cluster of which `seeds`, at least one, are servers.
+    pub(super) fn follow(seeds: Vec<Dial>, limits: CallLimits, probe: Probe, key_prefix: String) -> Self {
+        let (found, map) = watch::channel(None);
+        let known = Arc::new(Known {
+            seeds,
+            limits,
+            probe,
+            key_prefix,
+            nodes: Mutex::default(),
+            doubt: Notify::new(),
+            why_unknown: Mutex::new("none has answered yet".to_owned()),
+        });
+        let mut tasks = JoinSet::new();
+        tasks.spawn(keep_map(known.clone(), found));
+        let search_until = Instant::now() + SEARCH.max(limits.timeout);
+        Self { map, known, search_until, lost_refunds: Arc::default(), _tasks: Arc::new(tasks) }
+    }
+
+    /// For messages that concern no one server.
+    pub(super) fn url(&self) -> &RedisUrl {
+        &self.known.first().url
+    }
+
+    /// The masters that hold slots.
+    pub(super) async fn masters(&self, deadline: Instant) -> Result<Vec<Arc<Node>>, Failure> {
+        Ok(self.slots(deadline).await?.masters.clone())
+    }
+
+    /// The same, as far as known.
+    pub(super) fn known_masters(&self) -> Vec<Arc<Node>> {
+        self.map.borrow().as_ref().map(|slots| slots.masters.clone()).unwrap_or_default()
+    }
+
+    /// Soon after the start, calls wait for the map until their deadline.
+    async fn slots(&self, deadline: Instant) -> Result<Arc<Slots>, Failure> {
+        if let Some(slots) = &*self.map.borrow() {
+            return Ok(slots.clone());
+        }
+        let mut map = self.map.clone();
+        let found = tokio::time::timeout_at(deadline.min(self.search_until), map.wait_for(Option::is_some)).await;
+        let found = found.ok().and_then(Result::ok).and_then(|slots| slots.clone());
+        found.ok_or_else(|| {
+            let why = self.known.why_unknown.lock().unwrap_or_else(PoisonError::into_inner);
+            Failure::Nowhere(format!("no node tells the cluster's slots: {why}"))
+        })
+    }
+
+    /// Asks the server that holds `slot`, and follows it when the slot has moved.
+    pub(super) async fn call(&self, slot: u16, request: Request<'_>, deadline: Instant) -> Result<Value, Failure> {
+        let slots = self.slots(deadline).await?;
+        let Some(mut node) = slots.owner(slot).cloned() else {
+            self.known.doubt.notify_one();
+            return Err(nobody_serves(slot));
+        };
+        let mut manner = Manner::Plain;
+        for _ in 0..=REDIRECTS {
+            let failure = match node.call(request, manner, deadline).await {
+                Err(failure) => failure,
+                reply => return reply,
+            };
+            let Some((place, asked)) = redirect(&failure, &node) else {
+                if failure.doubts_slots() {
+                    self.known.doubt.notify_one();
+                }
+                return Err(failure);
+            };
+            if asked == Manner::Plain {
+                self.known.doubt.notify_one();
+            }
+            manner = asked;
+            node = self.known.node(&place, |other| other == slot);
+        }
+        Err(Failure::Nowhere(format!("slot {slot} was redirected more than {REDIRECTS} times")))
+    }
+
+    /// Gives tokens back, without anybody waiting. What cannot be given back is lost to its bucket until it refills.
+    pub(super) fn refund(&self, script: Arc<Script>, charge: Charge, now: Option<Timestamp>) {
+        let cluster = self.clone();
+        tokio::spawn(async move {
+            let run = Run { script: &script, charges: std::slice::from_ref(&charge), now };
+            let (slot, deadline) = (script::slot_of(&charge.key), Instant::now() + REFUND_TIMEOUT);
+            if let Err(failure) = cluster.call(slot, Request::Script(&run), deadline).await {
+                let error = failure.told(cluster.url(), REFUND_TIMEOUT);
+                cluster.lost_refunds.say(|more| {
+                    tracing::warn!(%error, more, "tokens of a denied request could not be given back");
+                });
+            }
+        });
+    }
+
+    /// Asks every master to take nothing from a bucket of its own; one that can is enough.
+    pub(super) async fn probe(&self, deadline: Instant) -> Result<Value, Failure> {
+        let masters = self.masters(deadline).await?;
+        let probes = masters.iter().map(|node| node.probe());
+        let mut outcome = Err(Failure::Nowhere("the cluster has no masters".to_owned()));
+        for probed in futures_util::future::join_all(probes).await {
+            if probed.as_ref().is_err_and(Failure::doubts_slots) {
+                self.known.doubt.notify_one();
+            }
+            if outcome.is_err() {
+                outcome = probed;
+            }
+        }
+        outcome
+    }
+}
+
+fn nobody_serves(slot: u16) -> Failure {
+    let detail = format!("no node serves slot {slot}");
+    RedisError::from((ErrorKind::Server(ServerErrorKind::ClusterDown), "CLUSTERDOWN", detail)).into()
+}
+
+/// Where a reply sends its caller, and how to ask there.
+fn redirect(failure: &Failure, asked: &Node) -> Option<(Place, Manner)> {
+    let Failure::Redis(error) = failure else { return None };
+    let (address, _) = error.redirect_node()?;
+    let manner = match error.kind() {
+        ErrorKind::Server(ServerErrorKind::Ask) => Manner::Asking,
+        _ => Manner::Plain,
+    };
+    let (host, port) = address.rsplit_once(':')?;
+    // Without a host it is the one that was asked.
+    let host = if host.is_empty() { asked.url().host()? } else { host };
+    Some(((host.to_owned(), port.parse().ok()?), manner))
+}
+
+/// Reads the map again and again.
+async fn keep_map(known: Arc<Known>, found: watch::Sender<Option<Arc<Slots>>>) {
+    let complaint = Complaint::default();
+    loop {
+        match read_map(&known).await {
+            Ok(slots) => {
+                let before = found.borrow().as_ref().map(|slots| slots.owners.clone());
+                if before.as_ref() != Some(&slots.owners) || !same_masters(found.borrow().as_deref(), &slots) {
+                    let unserved = slots.owners.iter().filter(|owner| **owner == NOBODY).count();
+                    tracing::info!(masters = slots.masters.len(), unserved, "the cluster's slots are known anew");
+                    found.send_replace(Some(Arc::new(slots)));
+                }
+                sleep(SOONEST).await;
+                let usual = USUAL.mul_f64(0.8 + 0.4 * fastrand::f64());
+                // Either way it is time to read.
+                let _ = tokio::time::timeout(usual, known.doubt.notified()).await;
+            }
+            Err(why) => {
+                complaint.say(|more| tracing::warn!(why, more, "no node tells the cluster's slots"));
+                *known.why_unknown.lock().unwrap_or_else(PoisonError::into_inner) = why;
+                sleep(PATIENCE).await;
+            }
+        }
+    }
+}
+
+fn same_masters(before: Option<&Slots>, after: &Slots) -> bool {
+    before.is_some_and(|before| {
+        before.masters.len() == after.masters.len()
+            && before.masters.iter().zip(&after.masters).all(|(a, b)| Arc::ptr_eq(a, b))
+    })
+}
+
+/// The newest view of several servers.
+async fn read_map(known: &Known) -> Result<Slots, String> {
+    let mut places: Vec<Place> = known.nodes().keys().cloned().collect();
+    places.extend(known.seeds.iter().filter_map(|seed| seed.url.place()).map(|(host, port)| (host.to_owned(), port)));
+    places.sort_unstable();
+    places.dedup();
+    fastrand::shuffle(&mut places);
+    let views = places.iter().take(ASKED).map(|place| async move {
+        let node = known.node(place, |_| true);
+        view(&node).await.map_err(|failure| failure.told(node.url(), PATIENCE).to_string())
+    });
+    let mut newest: Result<View, String> = Err("no node is known".to_owned());
+    for view in futures_util::future::join_all(views).await {
+        newest = match (newest, view) {
+            (Ok(newest), Ok(view)) if view.epoch <= newest.epoch => Ok(newest),
+            (Ok(newest), Err(_)) => Ok(newest),
+            (_, view) => view,
+        };
+    }
+    Ok(adopt(known, &newest?))
+}
+
+/// Makes the map of a view, and forgets the servers that are not in it.
+fn adopt(known: &Known, view: &View) -> Slots {
+    let mut slots = Slots { owners: vec![NOBODY; usize::from(SLOTS)], masters: Vec::new() };
+    let mut places: Vec<&Place> = Vec::new();
+    for (from, to, place) in &view.ranges {
+        let index = places.iter().position(|other| *other == place).unwrap_or_else(|| {
+            let owns =
+                |slot| view.ranges.iter().any(|(from, to, owner)| owner == place && (*from..=*to).contains(&slot));
+            places.push(place);
+            slots.masters.push(known.node(place, owns));
+            places.len() - 1
+        });
+        let index = u16::try_from(index).unwrap_or(NOBODY);
+        slots.owners[usize::from(*from)..=usize::from(*to)].fill(index);
+    }
+    for place in &view.replicas {
+        known.node(place, |_| true);
+    }
+    let in_view = |place: &Place| places.contains(&place) || view.replicas.contains(place);
+    known.nodes().retain(|place, _| in_view(place));
+    slots
+}
+
+/// Asks one server for its view.
+async fn view(node: &Arc<Node>) -> Result<View, Failure> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut command = redis::cmd("CLUSTER");
+    let slots = node.attempt(Request::Command(command.arg("SLOTS")), Manner::Plain, deadline).await?;
+    let mut command = redis::cmd("CLUSTER");
+    let info = node.attempt(Request::Command(command.arg("INFO")), Manner::Plain, deadline).await;
+    let mut view = read_slots(&slots, node.url().host().unwrap_or_default());
+    if view.ranges.is_empty() {
+        return Err(Failure::Nowhere(format!("{} knows of no slots", node.url())));
+    }
+    // A user who may not ask for it is none the worse while the servers agree.
+    view.epoch = info.ok().and_then(|info| epoch(&info)).unwrap_or_default();
+    Ok(view)
+}
+
+/// Reads the reply to CLUSTER SLOTS: `[from, to, [host, port, …] of the master, […] of replicas]` for each range.
+fn read_slots(reply: &Value, asked: &str) -> View {
+    let mut view = View::default();
+    let Value::Array(ranges) = reply else { return view };
+    for range in ranges {
+        let Value::Array(parts) = range else { continue };
+        let [Value::Int(from), Value::Int(to), master, replicas @ ..] = parts.as_slice() else { continue };
+        let (Ok(from), Ok(to)) = (u16::try_from(*from), u16::try_from(*to)) else { continue };
+        let sound = from <= to && to < SLOTS;
+        let Some(master) = read_place(master, asked).filter(|_| sound) else { continue };
+        view.ranges.push((from, to, master));
+        view.replicas.extend(replicas.iter().filter_map(|replica| read_place(replica, asked)));
+    }
+    view.replicas.sort_unstable();
+    view.replicas.dedup();
+    view
+}
+
+fn read_place(node: &Value, asked: &str) -> Option<Place> {
+    let Value::Array(parts) = node else { return None };
+    let [host, Value::Int(port), ..] = parts.as_slice() else { return None };
+    let host = match host {
+        Value::BulkString(host) => std::str::from_utf8(host).ok()?,
+        // The server does not know by which address it is reached: it is the one that was used.
+        Value::Nil => "",
+        _ => return None,
+    };
+    match host {
+        "" => Some((asked.to_owned(), u16::try_from(*port).ok()?)),
+        "?" => None,
+        host => Some((host.to_owned(), u16::try_from(*port).ok()?)),
+    }
+}
+
+/// Reads `cluster_current_epoch` in the reply to CLUSTER INFO.
+fn epoch(reply: &Value) -> Option<u64> {
+    let text = match reply {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
+        Value::VerbatimString { text, .. } => text,
+        _ => return None,
+    };
+    text.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:"))?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.into())
+    }
+
+    fn node(host: Value, port: i64) -> Value {
+        Value::Array(vec![host, Value::Int(port), bulk("id"), Value::Array(Vec::new())])
+    }
+
+    #[test]
+    fn the_map_names_masters_and_replicas_and_what_makes_no_sense_is_left_out() {
+        let range =
+            |from, to, nodes: Vec<Value>| Value::Array([vec![Value::Int(from), Value::Int(to)], nodes].concat());
+        let reply = Value::Array(vec![
+            range(0, 99, vec![node(bulk("10.0.0.1"), 7000), node(bulk("10.0.0.2"), 7001)]),
+            range(100, 16_383, vec![node(Value::Nil, 7002), node(bulk("?"), 7003)]),
+            range(5, 1, vec![node(bulk("10.0.0.9"), 1)]),
+            range(0, 16_384, vec![node(bulk("10.0.0.9"), 1)]),
+            range(0, 1, vec![node(bulk("?"), 1)]),
+            Value::Nil,
+        ]);
+        let place = |host: &str, port| (host.to_owned(), port);
+        let view = read_slots(&reply, "asked");
+        assert_eq!(view.ranges, [(0, 99, place("10.0.0.1", 7000)), (100, 16_383, place("asked", 7002))]);
+        assert_eq!(view.replicas, [place("10.0.0.2", 7001)]);
+        assert_eq!(read_slots(&Value::Nil, "asked"), View::default());
+    }
+
+    #[test]
+    fn the_epoch_is_read() {
+        assert_eq!(epoch(&bulk("cluster_state:ok\r\ncluster_current_epoch:7\r\ncluster_my_epoch:2\r\n")), Some(7));
+        assert_eq!(epoch(&Value::Nil), None);
+    }
+
+    #[test]
+    fn slots_are_those_of_redis() {
+        // CLUSTER KEYSLOT of a real server.
+        for (key, slot) in [("123456789", 12_739), ("rl:user:alice", script::slot(b"rl:user:alice"))] {
+            assert_eq!(script::slot(key.as_bytes()), slot);
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! One Redis server as the store sees it: its connections, and all that keeps a bad one from hurting.
+//!
+//! Every call has a deadline, only so many calls are on their way at once, and a breaker keeps calls from a server that
+//! failed several times in a row. Takes requests and gives replies; knows no buckets, and no other server.
+
+use super::breaker::Breaker;
+use super::connect::{self, Connector, Dial, Link};
+use super::fault::{Failure, is_no_script};
+use super::script::{Probe, Run};
+use super::url::RedisUrl;
+use deadpool::managed::{Pool, PoolError};
+use deadpool_redis::redis::{Cmd, ErrorKind, RedisError, Value};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How calls to one server are limited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallLimits {
+    /// Bounds a whole call, waiting for a connection included.
+    pub timeout: Duration,
+    /// Connections, at least 1. One is shared by all calls and is enough to saturate a server.
+    pub pool_size: usize,
+    /// Calls on their way at once, at least 1. It bounds what waits while a server hangs, and so also what it may still
+    /// carry out, and charge, when it wakes.
+    pub max_in_flight: usize,
+    /// Failures in a row after which a server is not asked any more, at least 1.
+    pub breaker_failures: u32,
+    /// How often such a server is probed.
+    pub probe_interval: Duration,
+}
+
+impl Default for CallLimits {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_millis(50),
+            pool_size: 1,
+            max_in_flight: 1024,
+            breaker_failures: 5,
+            probe_interval: Duration::from_millis(250),
+        }
+    }
+}
+
+/// What is asked of a server.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Request<'a> {
+    Command(&'a Cmd),
+    /// A script, by its digest, and by its text where the server does not know it.
+    Script(&'a Run<'a>),
+}
+
+/// Whether a Cluster node is told that it is about to get the slot (see ASKING).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Manner {
+    Plain,
+    Asking,
+}
+
+impl Request<'_> {
+    async fn send(self, link: &mut Link, manner: Manner) -> Result<Value, RedisError> {
+        let mut send = async |command: &Cmd| match manner {
+            Manner::Plain => link.send(command).await,
+            Manner::Asking => link.send_asking(command).await,
+        };
+        match self {
+            Self::Command(command) => send(command).await,
+            Self::Script(run) => match send(&run.by_digest()).await {
+                Err(error) if is_no_script(&error) => send(&run.by_text()).await,
+                reply => reply,
+            },
+        }
+    }
+}
+
+/// One server.
+#[derive(Debug)]
+pub(super) struct Node {
+    dial: Dial,
+    links: Pool<Connector>,
+    limits: CallLimits,
+    in_flight: AtomicUsize,
+    breaker: Breaker,
+    probe: Probe,
+}
+
+impl Node {
+    /// A server that is connected to when it is first asked.
+    pub(super) fn new(dial: Dial, limits: CallLimits, probe: Probe) -> Arc<Self> {
+        let links = connect::links(dial.clone(), limits.pool_size);
+        let breaker = Breaker::new(limits.breaker_failures);
+        Arc::new(Self { dial, links, limits, in_flight: AtomicUsize::new(0), breaker, probe })
+    }
+
+    pub(super) fn url(&self) -> &RedisUrl {
+        &self.dial.url
+    }
+
+    pub(super) fn breaker_is_open(&self) -> bool {
+        self.breaker.is_open()
+    }
+
+    /// Asks, unless the breaker is open or too many calls are on their way. Ends by `deadline`.
+    pub(super) async fn call(
+        self: &Arc<Self>,
+        request: Request<'_>,
+        manner: Manner,
+        deadline: Instant,
+    ) -> Result<Value, Failure> {
+        if self.breaker.is_open() {
+            return Err(Failure::BreakerOpen);
+        }
+        let _place = self.take_place()?;
+        let outcome = self.attempt(request, manner, deadline).await;
+        self.judge(&outcome);
+        outcome
+    }
+
+    /// Asks, whatever the breaker says, and tells the breaker nothing.
+    ///
+    /// A connection that failed, or did not answer in time, is not handed out again: Redis may have closed it, hung, or
+    /// moved to another address.
+    pub(super) async fn attempt(
+        &self,
+        request: Request<'_>,
+        manner: Manner,
+        deadline: Instant,
+    ) -> Result<Value, Failure> {
+        let mut used = None;
+        let answer = async {
+            let mut link = self.links.get().await.map_err(connecting)?.clone();
+            used = Some(link.spoilt());
+            request.send(&mut link, manner).await.map_err(Failure::from)
+        };
+        let outcome = tokio::time::timeout_at(deadline, answer).await.unwrap_or(Err(Failure::Timeout));
+        let spoilt = outcome.as_ref().is_err_and(Failure::spoils_connection);
+        if let Some(link) = used.filter(|_| spoilt) {
+            link.set();
+        }
+        outcome
+    }
+
+    fn take_place(&self) -> Result<Place<'_>, Failure> {
+        let place = Place(&self.in_flight);
+        if self.in_flight.fetch_add(1, Ordering::Relaxed) < self.limits.max_in_flight {
+            Ok(place)
+        } else {
+            Err(Failure::Overloaded)
+        }
+    }
+
+    fn judge(self: &Arc<Self>, outcome: &Result<Value, Failure>) {
+        match outcome {
+            Err(failure) if failure.tells_against_server() => {
+                if self.breaker.failed() {
+                    let (url, why) = (self.url(), failure.told(self.url(), self.limits.timeout));
+                    tracing::warn!(redis = %url, %why, "the breaker opened: not asked until a probe succeeds");
+                    self.watch();
+                }
+            }
+            _ => self.breaker.answered(),
+        }
+    }
+
+    /// Probes, at once and then again and again, until the server does what a check needs; then closes the breaker.
+    fn watch(self: &Arc<Self>) {
+        let (node, interval) = (Arc::downgrade(self), self.limits.probe_interval);
+        tokio::spawn(async move {
+            // A node that nobody holds any more was replaced by another.
+            while let Some(node) = node.upgrade() {
+                if node.is_well().await {
+                    node.breaker.close();
+                    tracing::info!(redis = %node.dial.url, "the breaker closed: a probe succeeded");
+                    return;
+                }
+                drop(node);
+                // Jitter, so that a fleet does not knock in step.
+                tokio::time::sleep(interval.mul_f64(0.8 + 0.4 * fastrand::f64())).await;
+            }
+        });
+    }
+
+    /// Whether a take of nothing works. A Cluster node that sends the probe elsewhere is well too.
+    async fn is_well(&self) -> bool {
+        let (run, deadline) = (self.probe.run(), Instant::now() + self.limits.timeout);
+        match self.attempt(Request::Script(&run), Manner::Plain, deadline).await {
+            Ok(_) => true,
+            Err(failure) => !failure.tells_against_server(),
+        }
+    }
+
+    /// A take of nothing, as a check would make it.
+    pub(super) async fn probe(self: &Arc<Self>) -> Result<Value, Failure> {
+        let (run, deadline) = (self.probe.run(), Instant::now() + self.limits.timeout);
+        self.call(Request::Script(&run), Manner::Plain, deadline).await
+    }
+}
+
+fn connecting(error: PoolError<RedisError>) -> Failure {
+    match error {
+        PoolError::Backend(error) => error.into(),
+        other => RedisError::from((ErrorKind::Client, "no connection", other.to_string())).into(),
+    }
+}
+
+/// One call's place among those on their way.
+struct Place<'a>(&'a AtomicUsize);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
