@@ -1,9 +1,9 @@
 # The verbs of this project, for people and for CI.
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench fmt
+.PHONY: help run test test-faults check bench fmt
 
 help: ## Say what there is
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 run: ## Run tidegate behind Envoy and show a burst running into the limit
 	@scripts/run
@@ -11,6 +11,12 @@ run: ## Run tidegate behind Envoy and show a burst running into the limit
 test: ## Run all tests, those with a real Redis and a real Envoy included
 	@envoy=$$(scripts/tool envoy) && redis=$$(scripts/tool redis-server) && \
 		ENVOY=$$envoy REDIS_SERVER=$$redis cargo test
+
+test-faults: ## Break Redis in every way under load, which takes minutes, and write target/faults.md
+	@redis=$$(scripts/tool redis-server) && rm -f target/faults.md && \
+		REDIS_SERVER=$$redis FAULTS_TABLE=$(CURDIR)/target/faults.md \
+		cargo test --profile faults --test faults -- --include-ignored --test-threads=1; \
+		status=$$?; cat target/faults.md; exit $$status
 
 check: ## Look for what needs no running: format, lints, docs, who uses whom
 	cargo fmt --check

@@ -1,6 +1,8 @@
 //! What tests share: servers to run against, and short ways to say charges.
 
+#[allow(dead_code, reason = "shared with tests/faults, which uses more of it")]
 pub mod redis;
+#[allow(dead_code, reason = "shared with tests/faults, which uses more of it")]
 pub mod service;
 
 use std::sync::Arc;

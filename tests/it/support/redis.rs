@@ -3,6 +3,7 @@
 use redis::{Connection, ConnectionLike};
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -22,14 +23,14 @@ pub struct Server {
     pub pid: u32,
     port: u16,
     arguments: Vec<String>,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 impl Server {
     pub fn start(arguments: &[&str]) -> Self {
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
-            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let port = free_port();
             if let Some(server) = Self::start_on(port, arguments) {
                 return server;
             }
@@ -40,20 +41,9 @@ impl Server {
     /// `None` when something else took the port first.
     fn start_on(port: u16, arguments: &[&str]) -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
-        let mut keeper = Command::new("sh")
-            .args(["-c", KEEPER, "sh", &binary(), "--port", &port.to_string()])
-            .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
-            .args(arguments)
-            .current_dir(directory.path())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(keeper.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let pid = line.trim().parse().unwrap();
-        let arguments = arguments.iter().map(ToString::to_string).collect();
-        let server = Self { keeper, pid, port, arguments, _directory: directory };
+        let arguments: Vec<String> = arguments.iter().map(ToString::to_string).collect();
+        let (keeper, pid) = launch(directory.path(), port, &arguments);
+        let server = Self { keeper, pid, port, arguments, directory };
         server.answers().then_some(server)
     }
 
@@ -73,8 +63,6 @@ impl Server {
         let mut connection = self.connect()?;
         let information: String = match redis::cmd("INFO").arg("server").query(&mut connection) {
             Ok(text) => text,
-            // A server that wants a password is up, and only this test knows of it.
-            Err(error) if error.code() == Some("NOAUTH") => return Some(self.pid),
             Err(_) => return None,
         };
         information.lines().find_map(|line| line.strip_prefix("process_id:"))?.parse().ok()
@@ -82,9 +70,18 @@ impl Server {
 
     fn connect(&self) -> Option<Connection> {
         let client = redis::Client::open(self.url()).ok()?;
-        let connection = client.get_connection_with_timeout(PATIENCE).ok()?;
+        let mut connection = client.get_connection_with_timeout(PATIENCE).ok()?;
         connection.set_read_timeout(Some(PATIENCE)).ok()?;
+        if let Some(password) = self.password() {
+            redis::cmd("AUTH").arg(password).query::<()>(&mut connection).ok()?;
+        }
         Some(connection)
+    }
+
+    /// What it was told to ask of its clients.
+    fn password(&self) -> Option<&str> {
+        let place = self.arguments.iter().position(|word| word == "--requirepass")?;
+        self.arguments.get(place + 1).map(String::as_str)
     }
 
     pub fn port(&self) -> u16 {
@@ -101,17 +98,42 @@ impl Server {
 
     /// Runs a command given as words.
     pub fn run<T: redis::FromRedisValue>(&self, words: &[&str]) -> T {
+        self.try_run(words).unwrap()
+    }
+
+    /// As [`Server::run`], of a server that may be down or refuse.
+    pub fn try_run<T: redis::FromRedisValue>(&self, words: &[&str]) -> Result<T, String> {
         let mut command = redis::Cmd::new();
         for word in words {
             command.arg(word);
         }
-        let reply = self.connection().req_command(&command).unwrap();
-        redis::from_redis_value(reply).unwrap()
+        let mut connection = self.connect().ok_or("no connection")?;
+        let reply = connection.req_command(&command).and_then(redis::Value::extract_error);
+        reply.and_then(|value| Ok(redis::from_redis_value(value)?)).map_err(|error| error.to_string())
     }
 
     pub fn signal(&self, name: &str) {
         let status = Command::new("kill").args([&format!("-{name}"), &self.pid.to_string()]).status().unwrap();
         assert!(status.success());
+    }
+
+    /// Ends the server as `kill -9` does; [`Server::restart`] brings it back.
+    pub fn crash(&mut self) {
+        drop(self.keeper.stdin.take());
+        drop(self.keeper.wait());
+    }
+
+    /// Starts a crashed server where it was: on its port and in its directory, with what it wrote there.
+    pub fn restart(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            (self.keeper, self.pid) = launch(self.directory.path(), self.port, &self.arguments);
+            if self.answers() {
+                return;
+            }
+            self.crash();
+        }
+        panic!("port {} was not to be had again within {PATIENCE:?}", self.port);
     }
 
     /// Ends the server and says on which port it was.
@@ -139,9 +161,42 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        drop(self.keeper.stdin.take());
-        drop(self.keeper.wait());
+        self.crash();
     }
+}
+
+/// A port of 127.0.0.1 that nobody has at this instant.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Starts the program in a directory: its keeper and its process id. A first argument that is no option is the text
+/// of a configuration file, as a sentinel must have one.
+fn launch(directory: &Path, port: u16, arguments: &[String]) -> (Child, u32) {
+    let mut command = Command::new("sh");
+    command.args(["-c", KEEPER, "sh", &binary()]);
+    let (text, options) = match arguments.split_first() {
+        Some((text, options)) if !text.starts_with("--") => (Some(text), options),
+        _ => (None, arguments),
+    };
+    if let Some(text) = text {
+        let file = directory.join("server.conf");
+        if !file.exists() {
+            std::fs::write(&file, text).unwrap();
+        }
+        command.arg(file);
+    }
+    let mut keeper = command
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+        .args(options)
+        .current_dir(directory)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(keeper.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    (keeper, line.trim().parse().unwrap())
 }
 
 /// The server that tests share; each uses its own key prefix.
