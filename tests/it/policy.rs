@@ -336,8 +336,7 @@ fn the_rules_failure_policy_goes_before_the_tiers_and_that_before_the_whole_poli
         on_store_error: local,
         ..policy()
     };
-    let of =
-        |policy: &Policy, tier| plan(policy, &request(&claims([("tier", tier)]))).on_store_error;
+    let of = |policy: &Policy, tier| plan(policy, &request(&claims([("tier", tier)]))).on_store_error;
     let of_all = |policy: &Policy| ["free", "standard", "enterprise"].map(|tier| of(policy, tier));
     assert_eq!(of_all(&policy), [FailurePolicy::Deny, local, FailurePolicy::Allow]);
     policy.rules = vec![Rule { on_store_error: Some(FailurePolicy::Allow), ..rule("all") }];
