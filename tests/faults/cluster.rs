@@ -3,8 +3,9 @@
 use crate::support::cluster::{Cluster, Coverage, MASTERS, NODE_TIMEOUT, shard, slot};
 use crate::support::eventually;
 use crate::support::load::{Check, Outcome, bucket};
+use crate::support::report::note;
 use crate::support::service::check;
-use crate::support::trial::{SLACK, Setup, Trial, Window};
+use crate::support::trial::{Quota, SLACK, Setup, Trial, Window};
 use std::time::Duration;
 
 const TOPOLOGY: &str = "Cluster";
@@ -42,6 +43,7 @@ fn lose_a_master(names: [&'static str; 2], lose: impl FnOnce(&mut Cluster), find
     let injected = trial.now();
     lose(&mut cluster);
     cluster.wait_for_master(MASTERS);
+    let promoted = trial.now();
     trial.until_recovered();
     find(&mut cluster);
     cluster.wait_for_replica(0);
@@ -53,6 +55,12 @@ fn lose_a_master(names: [&'static str; 2], lose: impl FnOnce(&mut Cluster), find
     row.publish();
     lost.assert_answered();
     lost.assert_errors_within(window, NODE_TIMEOUT + ELECTION + SLACK);
+    note(format!(
+        "{}: the replica was promoted after {} ms, the last error came after {} ms.",
+        names[0],
+        (promoted - injected).as_millis(),
+        row.last_error.unwrap_or_default().as_millis()
+    ));
     assert!(row.degraded > 0, "the fault was not felt: {row:?}");
     let during = Window { injected, cleared: injected + row.last_error.unwrap_or_default() };
     others.judge(names[1], TOPOLOGY, during, SLACK);
@@ -160,6 +168,7 @@ fn api_key_bucket(cluster: &Cluster) -> String {
 #[ignore = "minutes: make test-faults"]
 fn three_identities_in_three_slots_are_charged_all_or_none_and_a_denial_is_refunded() {
     const PASSING: usize = 5;
+    const QUOTA: Quota = Quota { max_tokens: PASSING as f64, refill_rate: 0.001 };
     let cluster = Cluster::start(Coverage::Full);
     let (user, address) = ("rl:user:alice", "rl:ip:192.0.2.1");
     let quota = |tokens| format!("{{max_tokens: {tokens}, refill_rate: 0.001}}");
@@ -170,7 +179,8 @@ fn three_identities_in_three_slots_are_charged_all_or_none_and_a_denial_is_refun
         quota(PASSING)
     );
     let callers = vec![check(&[("x-user", "alice"), ("x-api-key", "sk-1")])];
-    let trial = Trial::start(Setup { more: tiers, callers, rate: 100.0, ..Setup::cluster(&cluster.urls()) });
+    let trial =
+        Trial::start(Setup { more: tiers, callers, rate: 100.0, quota: QUOTA, ..Setup::cluster(&cluster.urls()) });
     trial.hold(Duration::from_secs(1));
     let run = trial.end();
     run.assert_answered();

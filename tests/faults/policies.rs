@@ -3,7 +3,7 @@
 use crate::support::load::{Check, Outcome, users};
 use crate::support::redis::Server;
 use crate::support::service::check;
-use crate::support::trial::{SLACK, Setup, Trial, Window, excess};
+use crate::support::trial::{Quota, SLACK, Setup, Trial, Window, excess};
 use std::time::Duration;
 
 const TOPOLOGY: &str = "standalone";
@@ -12,6 +12,7 @@ const TOPOLOGY: &str = "standalone";
 #[ignore = "minutes: make test-faults"]
 fn in_one_outage_each_tier_follows_its_own_policy() {
     let mut server = Server::start(&[]);
+    const QUOTA: Quota = Quota { max_tokens: 1000.0, refill_rate: 1000.0 };
     let quota = "per_user: {max_tokens: 1000, refill_rate: 1000}";
     let more =
         format!("tiers: {{free: {{on_store_error: deny, {quota}}}, enterprise: {{on_store_error: allow, {quota}}}}}\n");
@@ -19,7 +20,7 @@ fn in_one_outage_each_tier_follows_its_own_policy() {
         check(&[("x-user", "user-0"), ("x-tier", "free")]),
         check(&[("x-user", "user-1"), ("x-tier", "enterprise")]),
     ];
-    let trial = Trial::start(Setup { more, callers, ..Setup::standalone(&server.url()) });
+    let trial = Trial::start(Setup { more, callers, quota: QUOTA, ..Setup::standalone(&server.url()) });
     let injected = trial.now();
     server.crash();
     trial.hold(Duration::from_secs(1));

@@ -83,8 +83,9 @@ fn a_killed_master_costs_no_more_than_the_sentinels_need() {
     let old = trio.master();
     let injected = trial.now();
     trio.data[old].crash();
-    trio.wait_for_another(old);
+    trio.wait_for_news(old);
     let told = trial.now();
+    trio.wait_for_another(old);
     trial.until_recovered();
     trio.data[old].restart();
     trio.wait_for_replica(old);
@@ -92,7 +93,7 @@ fn a_killed_master_costs_no_more_than_the_sentinels_need() {
     let run = trial.end();
     let row = judge_with_loss(&run, "kill -9 of the master", Window::since(injected), DOWN_AFTER + ELECTION + SLACK);
     note(format!(
-        "kill -9 of a master: the last sentinel told of the new one after {} ms, the last error came after {} ms.",
+        "kill -9 of a master: the first sentinel told of the new one after {} ms, the last error came after {} ms.",
         (told - injected).as_millis(),
         row.last_error.unwrap_or_default().as_millis()
     ));

@@ -151,7 +151,8 @@ impl Sender {
             if self.stop.load(Ordering::Relaxed) {
                 break;
             }
-            let caller = turn % self.callers.len();
+            // Every caller comes to every process.
+            let caller = turn / channels.len() % self.callers.len();
             let channel = channels[turn % channels.len()].clone();
             let one = One { start: self.start, due, caller, request: self.callers[caller].clone() };
             if turn % CONTROL_SHARE == 0 {

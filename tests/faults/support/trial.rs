@@ -12,6 +12,8 @@ use tidegate::ext_authz::proto::CheckRequest;
 pub fn timeout() -> Duration {
     if report::is_wanted() { Duration::from_millis(50) } else { Duration::from_millis(500) }
 }
+/// A failover is looked at for so long, if its errors do not last longer.
+const AFTERMATH: Duration = Duration::from_secs(2);
 /// What a check may take beyond that.
 pub const ALLOWANCE: Duration = Duration::from_millis(5);
 /// How much longer than a fault its errors may last: generous, as the machine may be busy.
@@ -122,10 +124,27 @@ impl Trial {
              tiers: {free: {per_user: {max_tokens: 20, refill_rate: 10}}}\n",
         );
         let pace = Pace { per_second: setup.rate, burst: setup.burst };
+        let (callers, offered) = (setup.callers.len(), setup.rate / setup.callers.len() as f64);
         let load = Load::start(&processes, &control, setup.callers, pace);
         let trial = Self { load, processes, quota: setup.quota, _control: control };
-        trial.until_decided(some);
+        trial.until_decided(&some);
+        trial.until_limited(callers, offered, some);
         trial
+    }
+
+    /// Waits until every caller has been denied, if each is offered more than its bucket can give: only an empty bucket
+    /// shows whether something is given twice.
+    fn until_limited(&self, callers: usize, offered: f64, some: impl Fn(&Check) -> bool) {
+        if offered <= self.quota.refill_rate {
+            return;
+        }
+        self.until("every caller has been denied", |records| {
+            let mut denied = vec![false; callers];
+            for check in &records.checks {
+                denied[check.caller] |= check.outcome == Outcome::Denied || !some(check);
+            }
+            denied.into_iter().all(|denied| denied).then_some(())
+        });
     }
 
     pub fn now(&self) -> Duration {
@@ -273,7 +292,7 @@ impl Run {
     pub fn row(&self, fault: &'static str, topology: &'static str, window: Window) -> Row {
         let last_error = self.errors().map(|check| check.answered).filter(|at| *at >= window.injected).max();
         let first_error = self.errors().map(|check| check.answered).filter(|at| *at >= window.injected).min();
-        let end = last_error.unwrap_or_default().max(window.cleared);
+        let end = last_error.unwrap_or_default().max(window.cleared).max(window.injected + AFTERMATH);
         let within: Vec<&Check> = self.records.checks.iter().filter(|c| overlap(c, window.injected, end)).collect();
         let control = self.records.control.iter().filter(|c| overlap(c, window.injected, end));
         let count = |outcome| within.iter().filter(|check| check.outcome == outcome).count();

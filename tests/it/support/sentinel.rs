@@ -105,6 +105,14 @@ impl Trio {
         })
     }
 
+    /// Waits until one of the sentinels tells of a master other than this.
+    pub fn wait_for_news(&self, old: usize) {
+        eventually("a sentinel tells of another master", || {
+            let mut told = self.sentinels.iter().filter_map(|sentinel| self.place(&address(sentinel)));
+            told.any(|new| new != old).then_some(())
+        });
+    }
+
     /// Waits until a server is a replica in step with its master.
     pub fn wait_for_replica(&self, place: usize) {
         eventually("the old master is a replica in step", || is_in_step(&self.data[place]).then_some(()));
