@@ -8,11 +8,14 @@ use super::connect::{self, Connector, Dial, Link};
 use super::fault::{Failure, is_no_script};
 use super::script::{Probe, Run};
 use super::url::RedisUrl;
+use crate::store::StoreError;
 use deadpool::managed::{Pool, PoolError};
 use deadpool_redis::redis::{Cmd, ErrorKind, RedisError, Value};
+use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 /// How calls to one server are limited.
@@ -82,7 +85,9 @@ pub(super) struct Node {
     limits: CallLimits,
     in_flight: AtomicUsize,
     breaker: Breaker,
-    probe: Probe,
+    probe: Mutex<Probe>,
+    /// Whether somebody is finding out what a call that was given up did not tell.
+    asking_after: AtomicBool,
 }
 
 impl Node {
@@ -90,7 +95,29 @@ impl Node {
     pub(super) fn new(dial: Dial, limits: CallLimits, probe: Probe) -> Arc<Self> {
         let links = connect::links(dial.clone(), limits.pool_size);
         let breaker = Breaker::new(limits.breaker_failures);
-        Arc::new(Self { dial, links, limits, in_flight: AtomicUsize::new(0), breaker, probe })
+        Arc::new(Self {
+            dial,
+            links,
+            limits,
+            in_flight: AtomicUsize::new(0),
+            breaker,
+            probe: Mutex::new(probe),
+            asking_after: AtomicBool::new(false),
+        })
+    }
+
+    /// Has the server probed in another slot, unless `owns` is true of the present one: in a slot of another's, all it
+    /// says is that.
+    pub(super) fn probe_in_slot(&self, key_prefix: &str, owns: impl Fn(u16) -> bool) {
+        let mut probe = self.probe.lock();
+        if !owns(probe.slot()) {
+            *probe = probe.in_slot(key_prefix, owns);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn probe_slot(&self) -> u16 {
+        self.probe.lock().slot()
     }
 
     pub(super) fn url(&self) -> &RedisUrl {
@@ -111,10 +138,20 @@ impl Node {
         if self.breaker.is_open() {
             return Err(Failure::BreakerOpen);
         }
-        let _place = self.take_place()?;
+        let place = self.take_place()?;
         let outcome = self.attempt(request, manner, deadline).await;
-        self.judge(&outcome);
+        place.leave(&outcome);
         outcome
+    }
+
+    /// As [`Node::call`], in the words of the port.
+    pub(super) async fn ask(self: &Arc<Self>, request: Request<'_>, deadline: Instant) -> Result<Value, StoreError> {
+        self.call(request, Manner::Plain, deadline).await.map_err(|failure| self.told(&failure))
+    }
+
+    /// A failure of a call, in the words of the port.
+    pub(super) fn told(&self, failure: &Failure) -> StoreError {
+        failure.told(self.url(), self.limits.timeout)
     }
 
     /// Asks, whatever the breaker says, and tells the breaker nothing.
@@ -141,11 +178,11 @@ impl Node {
         outcome
     }
 
-    fn take_place(&self) -> Result<Place<'_>, Failure> {
-        let place = Place(&self.in_flight);
+    fn take_place(self: &Arc<Self>) -> Result<Place<'_>, Failure> {
         if self.in_flight.fetch_add(1, Ordering::Relaxed) < self.limits.max_in_flight {
-            Ok(place)
+            Ok(Place { node: self, left: false })
         } else {
+            self.in_flight.fetch_sub(1, Ordering::Relaxed);
             Err(Failure::Overloaded)
         }
     }
@@ -154,8 +191,7 @@ impl Node {
         match outcome {
             Err(failure) if failure.tells_against_server() => {
                 if self.breaker.failed() {
-                    let (url, why) = (self.url(), failure.told(self.url(), self.limits.timeout));
-                    tracing::warn!(redis = %url, %why, "the breaker opened: not asked until a probe succeeds");
+                    tracing::warn!(redis = %self.url(), why = %self.told(failure), "the breaker opened: not asked until a probe succeeds");
                     self.watch();
                 }
             }
@@ -183,17 +219,32 @@ impl Node {
 
     /// Whether a take of nothing works. A Cluster node that sends the probe elsewhere is well too.
     async fn is_well(&self) -> bool {
-        let (run, deadline) = (self.probe.run(), Instant::now() + self.limits.timeout);
-        match self.attempt(Request::Script(&run), Manner::Plain, deadline).await {
+        let (probe, deadline) = (self.probe.lock().clone(), Instant::now() + self.limits.timeout);
+        match self.attempt(Request::Script(&probe.run()), Manner::Plain, deadline).await {
             Ok(_) => true,
             Err(failure) => !failure.tells_against_server(),
         }
     }
 
     /// A take of nothing, as a check would make it.
-    pub(super) async fn probe(self: &Arc<Self>) -> Result<Value, Failure> {
-        let (run, deadline) = (self.probe.run(), Instant::now() + self.limits.timeout);
-        self.call(Request::Script(&run), Manner::Plain, deadline).await
+    pub(super) async fn probe(self: &Arc<Self>) -> Result<(), Failure> {
+        let (probe, deadline) = (self.probe.lock().clone(), Instant::now() + self.limits.timeout);
+        self.call(Request::Script(&probe.run()), Manner::Plain, deadline).await.map(drop)
+    }
+
+    /// Asks, until the deadline, in place of a call that was given up before: callers that always give up sooner than a
+    /// hung server is known to hang would else never have the breaker opened, and pile up on a connection for ever.
+    fn ask_after(self: &Arc<Self>) {
+        // There is no runtime any more when the calls that it ran are dropped with it.
+        let Ok(runtime) = Handle::try_current() else { return };
+        if !self.breaker.is_open() && !self.asking_after.swap(true, Ordering::Relaxed) {
+            let node = self.clone();
+            runtime.spawn(async move {
+                // What it says is the breaker's to hear.
+                let _ = node.probe().await;
+                node.asking_after.store(false, Ordering::Relaxed);
+            });
+        }
     }
 }
 
@@ -205,10 +256,24 @@ fn connecting(error: PoolError<RedisError>) -> Failure {
 }
 
 /// One call's place among those on their way.
-struct Place<'a>(&'a AtomicUsize);
+struct Place<'a> {
+    node: &'a Arc<Node>,
+    left: bool,
+}
+
+impl Place<'_> {
+    /// The call is over.
+    fn leave(mut self, outcome: &Result<Value, Failure>) {
+        self.left = true;
+        self.node.judge(outcome);
+    }
+}
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.node.in_flight.fetch_sub(1, Ordering::Relaxed);
+        if !self.left {
+            self.node.ask_after();
+        }
     }
 }
