@@ -322,3 +322,35 @@ fn a_url_is_shown_without_its_password() {
     let url: RedisUrl = "redis://someone:s3cret@localhost:7000/2".parse().unwrap();
     assert_eq!(format!("{url} {url:?}"), "redis://localhost:7000/2 redis://localhost:7000/2");
 }
+
+#[tokio::test]
+async fn calls_beyond_those_that_may_be_on_their_way_wait_and_are_all_answered() {
+    let usual = settings(&shared().url());
+    let limits = CallLimits { max_in_flight: 2, ..usual.limits };
+    let store = RedisStore::new(RedisSettings { limits, ..usual });
+    let key = fresh_key();
+    let charges = [charge(&key, quota(100.0, NEVER), 1.0)];
+    let takes = (0..100).map(|_| store.take(&charges));
+    assert!(futures_util::future::join_all(takes).await.into_iter().all(|taken| taken.unwrap().admitted));
+}
+
+#[tokio::test]
+async fn calls_that_find_no_place_in_time_say_so_and_are_never_sent() {
+    let server = Server::start(&[]);
+    let usual = within(Duration::from_millis(200), settings(&server.url()));
+    let limits = CallLimits { max_in_flight: 1, breaker_failures: 1000, ..usual.limits };
+    let store = RedisStore::new(RedisSettings { limits, ..usual });
+    until(&store, Result::is_ok).await;
+    server.signal("STOP");
+    let key = fresh_key();
+    let charges = [charge(&key, quota(100.0, 1.0), 1.0)];
+    let takes = (0..20).map(|_| store.take(&charges));
+    let kinds: Vec<_> =
+        futures_util::future::join_all(takes).await.into_iter().map(|t| t.unwrap_err().kind()).collect();
+    assert_eq!(kinds.iter().filter(|kind| **kind == "timeout").count(), 1, "{kinds:?}");
+    assert_eq!(kinds.iter().filter(|kind| **kind == "overloaded").count(), 19, "{kinds:?}");
+    server.signal("CONT");
+    until(&store, Result::is_ok).await;
+    let left = store.peek(&charges).await.unwrap().tokens(&charges).next().unwrap();
+    assert!(left >= 99.0, "one at most was carried out late: {left}");
+}
