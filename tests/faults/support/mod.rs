@@ -46,3 +46,10 @@ pub fn insist(server: &Server, words: &[&str]) {
 pub fn field(lines: &str, name: &str) -> Option<String> {
     lines.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned()))
 }
+
+/// How many scripts a server has run, or refused to.
+pub fn scripts_run(server: &Server) -> u64 {
+    let told: String = server.run(&["INFO", "commandstats"]);
+    let calls = |name| field(&told, name).and_then(|line| line.split([',', '=']).nth(1)?.parse::<u64>().ok());
+    ["cmdstat_evalsha", "cmdstat_eval"].into_iter().filter_map(calls).sum()
+}
