@@ -1,29 +1,30 @@
 //! The composition root: puts the parts together, runs them, and takes them down in order.
 
+mod readiness;
+
 use crate::clock::{SteadyClock, SystemClock, SystemStopwatch};
 use crate::config::{ClockSource, Config, LogFormat, Settings};
 use crate::ext_authz::Service;
 use crate::limiter::Limiter;
 use crate::limiter::keys::{KeyMemory, KeyMemorySettings};
+use crate::metrics::Breaker;
 use crate::policy::Policy;
-use crate::server::health::Health;
-use crate::server::{Endpoint, ServerError};
+use crate::server::admin::{Admin, Pages};
+use crate::server::health::{Check, Health, Verdict};
+use crate::server::{Endpoint, Lifetime, ServerError};
 use crate::store::Store;
 use crate::store::deny_cache::DenyCache;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{self, RedisSettings, RedisStore};
+use readiness::{Follower, Meaning};
 use std::io::{self, IsTerminal as _};
 use std::sync::Arc;
-use std::time::Duration;
 use thiserror::Error;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tracing_appender::non_blocking::WorkerGuard;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
-
-/// How often the store is asked whether it answers, for the sake of readiness.
-const STORE_PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why the service does not run.
 #[derive(Debug, Error)]
@@ -107,33 +108,49 @@ async fn run(config: Config, origin: &str) -> Result<(), AppError> {
     }
     let redis = redis_store(&settings, &policy.key_prefix);
     let store = redis.clone().map_or_else(|| memory_store(&settings), |redis| remembering(redis, &settings));
-    let limiter = Arc::new(limiter(policy, store.clone(), redis, &settings));
-    let health = Health::new().await;
+    let limiter = Arc::new(limiter(policy, store.clone(), redis.clone(), &settings));
+    if let Some(redis) = redis {
+        let state = move || if redis.open_breakers() > 0 { Breaker::Open } else { Breaker::Closed };
+        limiter.metrics().watch_breaker(state);
+    }
+    let meaning = if settings.readiness_requires_store { Meaning::Required } else { Meaning::Optional };
+    let health = Health::new(meaning.unasked()).await;
     let mut signals = Signals::new().map_err(AppError::Signals)?;
+    let admin = match settings.admin {
+        Some(address) => Some(Admin::bind(address).await?),
+        None => None,
+    };
     let endpoint = Endpoint::bind(&settings.listen).await?;
-    announce(&endpoint, &settings, &limiter);
+    announce(&endpoint, admin.as_ref(), &settings, &limiter);
+    if let Some(admin) = admin {
+        // To the very end: who looks on wants to see the drain too.
+        tokio::spawn(admin.serve(Pages { health: health.clone(), metrics: limiter.metrics().clone() }));
+    }
 
-    let readiness = tokio::spawn(follow_store(store, health.clone(), settings.readiness_requires_store));
+    let on_store_error = limiter.policy().on_store_error;
+    let follower = Follower { store, health: health.clone(), meaning, on_store_error };
+    let readiness = tokio::spawn(readiness::follow(follower));
     let (stop, stopped) = oneshot::channel::<()>();
-    let serving = endpoint.serve(Service::new(limiter), &health, async move {
+    let lifetime = Lifetime { max_age: settings.max_connection_age, grace: settings.shutdown };
+    let serving = endpoint.serve(Service::new(limiter), &health, lifetime, async move {
         // The sender gone means the same.
         let _ = stopped.await;
     });
     tokio::pin!(serving);
     tokio::select! {
-        served = &mut serving => return Ok(served?),
+        () = &mut serving => return Ok(()),
         name = signals.next() => tracing::info!(signal = name, drain = ?settings.drain, "draining: not ready any more"),
     }
     readiness.abort();
-    health.set_ready(false).await;
+    health.set(Check::Drain, Verdict::Fails("draining")).await;
     tokio::select! {
-        served = &mut serving => return Ok(served?),
+        () = &mut serving => return Ok(()),
         () = tokio::time::sleep(settings.drain) => {}
         name = signals.next() => return stop_at_once(name),
     }
     let _ = stop.send(());
     tokio::select! {
-        served = &mut serving => served?,
+        () = &mut serving => {}
         () = tokio::time::sleep(settings.shutdown) => {
             tracing::warn!(shutdown = ?settings.shutdown, "dropping what is still in flight");
         }
@@ -163,8 +180,9 @@ fn log_to_stderr(settings: &Settings) -> Result<WorkerGuard, AppError> {
     Ok(guard)
 }
 
-fn announce(endpoint: &Endpoint, settings: &Settings, limiter: &Limiter) {
+fn announce(endpoint: &Endpoint, admin: Option<&Admin>, settings: &Settings, limiter: &Limiter) {
     let listen = endpoint.address().map_or_else(|_| settings.listen.to_string(), |address| address.to_string());
+    let admin = admin.and_then(|admin| admin.address().ok()).map_or("off".to_owned(), |address| address.to_string());
     let policy = limiter.policy();
     for tier in policy.tiers.iter() {
         let name = tier.name.as_str();
@@ -174,34 +192,7 @@ fn announce(endpoint: &Endpoint, settings: &Settings, limiter: &Limiter) {
     }
     let store = settings.redis.as_ref().map_or("memory".to_owned(), |redis| redis.topology.to_string());
     let version = env!("CARGO_PKG_VERSION");
-    tracing::info!(version, %listen, %store, mode = ?policy.mode, on_store_error = ?policy.on_store_error, "serving");
-}
-
-/// Keeps readiness true to the store: ready after the first take that succeeds, and no longer after two in a row that
-/// fail.
-async fn follow_store(store: Arc<dyn Store>, health: Health, required: bool) {
-    if !required {
-        health.set_ready(true).await;
-        return;
-    }
-    let (mut ready, mut failures) = (None, 0);
-    loop {
-        let answer = store.probe().await;
-        failures = if answer.is_ok() { 0 } else { failures + 1 };
-        let now = match ready {
-            Some(true) => failures < 2,
-            _ => answer.is_ok(),
-        };
-        if ready != Some(now) {
-            match &answer {
-                Err(error) if !now => tracing::error!(kind = error.kind(), %error, "not ready: the store fails"),
-                _ => tracing::info!("ready: the store answers"),
-            }
-            ready = Some(now);
-            health.set_ready(now).await;
-        }
-        tokio::time::sleep(STORE_PROBE_INTERVAL).await;
-    }
+    tracing::info!(version, %listen, %admin, %store, mode = ?policy.mode, on_store_error = ?policy.on_store_error, "serving");
 }
 
 /// The signals that ask a process to end.

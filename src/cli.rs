@@ -28,6 +28,7 @@ const ENVIRONMENT: &str = "\
 Environment (a flag comes before it, the config file after it):
   TIDEGATE_CONFIG               the config file
   TIDEGATE_LISTEN               where Envoy connects: address:port or unix:/path
+  TIDEGATE_ADMIN_LISTEN         where probes and Prometheus connect: address:port or off
   TIDEGATE_REDIS_URL            redis://host:port/database, or rediss:// for TLS; several with commas between them
   TIDEGATE_REDIS_PASSWORD       its password; or TIDEGATE_REDIS_PASSWORD_FILE, a file that holds it
   TIDEGATE_REDIS_SENTINEL_PASSWORD  that of the sentinels; or TIDEGATE_REDIS_SENTINEL_PASSWORD_FILE

@@ -7,6 +7,7 @@ pub mod policy;
 
 pub mod clock;
 pub mod complaint;
+pub mod metrics;
 pub mod recent;
 pub mod store;
 

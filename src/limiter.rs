@@ -4,14 +4,15 @@
 
 pub mod keys;
 
-mod fallback;
-mod outage;
-
 mod dedupe;
+mod fallback;
+mod metered;
+mod outage;
 
 use crate::bucket::{Source, Taken};
 use crate::clock::{Clock, SteadyClock, Stopwatch};
 use crate::complaint::Complaint;
+use crate::metrics::Metrics;
 use crate::policy::decision::{Decision, Unavailable, decide};
 use crate::policy::request::Request;
 use crate::policy::route::Oddity;
@@ -32,6 +33,7 @@ const FALLBACK_CAPACITY: usize = 1_000_000;
 pub struct Limiter {
     policy: Policy,
     store: Arc<dyn Store>,
+    metrics: Arc<Metrics>,
     dedupe: Option<Dedupe>,
     fallback: Fallback,
     keys: Option<KeyMemory>,
@@ -41,7 +43,8 @@ pub struct Limiter {
 impl Limiter {
     pub fn new(policy: Policy, store: Arc<dyn Store>) -> Self {
         let fallback = Fallback::new(Arc::new(SteadyClock::default()), FALLBACK_CAPACITY);
-        Self { policy, store, dedupe: None, fallback, keys: None, oddities: Complaint::default() }
+        let metrics = Arc::new(Metrics::new(policy.tiers.iter().map(|tier| tier.name.as_str())));
+        Self { policy, store, metrics, dedupe: None, fallback, keys: None, oddities: Complaint::default() }
     }
 
     /// With another clock for outages and their buckets, and another bound on how many buckets those may be.
@@ -68,6 +71,11 @@ impl Limiter {
         self.dedupe.as_ref().map_or(0, Dedupe::repeats)
     }
 
+    /// What it counts in.
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
+    }
+
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -86,6 +94,7 @@ impl Limiter {
             }
             let answer = self.ask_until(deadline, &plan, id.as_deref()).await;
             let decision = self.conclude(&plan, &answer);
+            metered::count(&self.metrics, &plan, &decision, &answer);
             (plan, decision)
         }
     }

@@ -1,11 +1,19 @@
 //! Binds, serves and drains the gRPC endpoint: Authorization and health, on TCP or a unix socket.
 
+mod accept;
+pub mod admin;
 mod coalesced;
+mod connection;
+mod dispatch;
 pub mod health;
 
+pub use connection::Lifetime;
+
+use crate::complaint::Complaint;
 use crate::ext_authz::Service;
-use crate::ext_authz::proto::authorization_server::AuthorizationServer;
-use coalesced::Coalesced;
+use accept::Listener;
+use connection::Protocol;
+use dispatch::Dispatch;
 use health::Health;
 use std::fmt;
 use std::future::Future;
@@ -14,21 +22,11 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::pin::pin;
 use thiserror::Error;
 use tokio::net::{TcpListener, UnixListener};
-use tokio_stream::StreamExt as _;
-use tokio_stream::wrappers::UnixListenerStream;
-use tonic::transport::Server;
-use tonic::transport::server::{Router, TcpIncoming};
-
-/// How many checks one connection may have in flight. Envoy opens further connections beyond it and does not queue, so
-/// it is high: the shipped Envoy configuration allows 8192 requests in all.
-const MAX_CONCURRENT_STREAMS: u32 = 8192;
-
-/// How large a check may be, in bytes. Envoy sends bodies when its filter has `with_request_body`, and a check that is
-/// refused for its size is one that Envoy may let pass: so it is more than any Envoy buffers.
-const MAX_CHECK_BYTES: usize = 1 << 30;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 /// Where to listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,8 +51,8 @@ pub enum ServerError {
     Bind { listen: Listen, source: io::Error },
     #[error("{path} exists and is no socket, so it is not replaced")]
     NotASocket { path: String },
-    #[error("the gRPC server failed: {0}")]
-    Serve(#[from] tonic::transport::Error),
+    #[error("admin.listen: cannot listen on {listen}: {source}; give another address there, or off")]
+    BindAdmin { listen: Listen, source: io::Error },
 }
 
 /// A bound endpoint that does not serve yet.
@@ -98,30 +96,47 @@ impl Endpoint {
         }
     }
 
-    /// Serves until `stop`, then sends GOAWAY and finishes what is in flight.
-    ///
-    /// # Errors
-    /// When the server breaks down.
-    pub async fn serve(
-        self,
-        service: Service,
-        health: &Health,
-        stop: impl Future<Output = ()>,
-    ) -> Result<(), ServerError> {
-        let router = router(service, health);
+    /// Serves until `stop`, then sends GOAWAY and ends when the last call in flight has. Dropping it drops those calls.
+    pub async fn serve(self, service: Service, health: &Health, lifetime: Lifetime, stop: impl Future<Output = ()>) {
+        let protocol = Protocol::new(Dispatch::new(service, health), lifetime);
         match self.bound {
-            Bound::Tcp(listener) => {
-                // tonic leaves Nagle's algorithm on for a listener of one's own: 45 ms on some answers.
-                let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).map(|socket| socket.map(Coalesced));
-                router.serve_with_incoming_shutdown(incoming, stop).await?;
-            }
+            Bound::Tcp(listener) => serve(listener, protocol, stop).await.drained().await,
             Bound::Unix(listener, socket) => {
-                let incoming = UnixListenerStream::new(listener).map(|socket| socket.map(Coalesced));
-                router.serve_with_incoming_shutdown(incoming, stop).await?;
+                let connections = serve(listener, protocol, stop).await;
                 socket.remove();
+                connections.drained().await;
             }
         }
-        Ok(())
+    }
+}
+
+/// Connections that are served, each by a task of its own. Dropping this drops them.
+struct Connections {
+    tasks: JoinSet<()>,
+    stop: watch::Sender<()>,
+}
+
+/// Accepts connections until `stop`, closes the listener and gives the connections that are left.
+async fn serve<L: Listener>(listener: L, protocol: Protocol, stop: impl Future<Output = ()>) -> Connections {
+    let mut connections = Connections { tasks: JoinSet::new(), stop: watch::Sender::new(()) };
+    let complaint = Complaint::default();
+    let mut stop = pin!(stop);
+    loop {
+        tokio::select! {
+            () = &mut stop => return connections,
+            socket = accept::next(&listener, &complaint) => {
+                connections.tasks.spawn(protocol.clone().serve(socket, connections.stop.subscribe()));
+            }
+            Some(_) = connections.tasks.join_next() => {}
+        }
+    }
+}
+
+impl Connections {
+    /// Sends GOAWAY on all of them and waits until their last call has ended.
+    async fn drained(mut self) {
+        self.stop.send_replace(());
+        while self.tasks.join_next().await.is_some() {}
     }
 }
 
@@ -148,15 +163,6 @@ impl Socket {
             let _ = std::fs::remove_file(&self.path);
         }
     }
-}
-
-fn router(service: Service, health: &Health) -> Router {
-    Server::builder()
-        .max_concurrent_streams(MAX_CONCURRENT_STREAMS)
-        .http2_keepalive_interval(Some(Duration::from_secs(30)))
-        .http2_keepalive_timeout(Some(Duration::from_secs(10)))
-        .add_service(health.service())
-        .add_service(AuthorizationServer::new(service).max_decoding_message_size(MAX_CHECK_BYTES))
 }
 
 fn clear_stale_socket(path: &Path) -> Result<(), ServerError> {

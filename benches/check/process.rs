@@ -53,7 +53,12 @@ impl Service {
         if let Some(url) = redis {
             command.args(["--redis-url", url]);
         }
-        let mut child = command.env("TIDEGATE_LOG_FORMAT", "json").stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = command
+            .env("TIDEGATE_LOG_FORMAT", "json")
+            .env("TIDEGATE_ADMIN_LISTEN", "off")
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let address = announced(&mut child);
         Self { child, address, _config: Some(config) }
     }

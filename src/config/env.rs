@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 const PREFIX: &str = "TIDEGATE_";
 const CONFIG: &str = "TIDEGATE_CONFIG";
 const LISTEN: &str = "TIDEGATE_LISTEN";
+const ADMIN_LISTEN: &str = "TIDEGATE_ADMIN_LISTEN";
 const REDIS_URL: &str = "TIDEGATE_REDIS_URL";
 const REDIS_PASSWORD: &str = "TIDEGATE_REDIS_PASSWORD";
 const REDIS_PASSWORD_FILE: &str = "TIDEGATE_REDIS_PASSWORD_FILE";
@@ -25,9 +26,10 @@ const LOG: &str = "TIDEGATE_LOG";
 const LOG_FORMAT: &str = "TIDEGATE_LOG_FORMAT";
 
 /// Every variable that is read.
-pub const VARIABLES: [&str; 11] = [
+pub const VARIABLES: [&str; 12] = [
     CONFIG,
     LISTEN,
+    ADMIN_LISTEN,
     REDIS_URL,
     REDIS_PASSWORD,
     REDIS_PASSWORD_FILE,
@@ -174,6 +176,7 @@ impl Given {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Overrides {
     pub(super) listen: Option<Given>,
+    pub(super) admin_listen: Option<Given>,
     pub(super) redis_url: Option<Given>,
     pub(super) redis_password: Option<Given>,
     pub(super) sentinel_password: Option<Given>,
@@ -199,6 +202,7 @@ impl Overrides {
         let (listen, redis_url) = (env.text(LISTEN, report), env.text(REDIS_URL, report));
         Self {
             listen: flag("--listen", &flags.listen).or(listen),
+            admin_listen: env.text(ADMIN_LISTEN, report),
             redis_url: flag("--redis-url", &flags.redis_url).or(redis_url),
             redis_password: env.secret(REDIS_PASSWORD, REDIS_PASSWORD_FILE, report),
             sentinel_password: env.secret(SENTINEL_PASSWORD, SENTINEL_PASSWORD_FILE, report),

@@ -15,6 +15,8 @@ use std::fmt;
 pub(super) struct Raw {
     /// Where Envoy connects: `address:port`, or `unix:/path`. Default: 0.0.0.0:50051.
     pub(super) listen: Option<String>,
+    /// The HTTP endpoint for probes and Prometheus.
+    pub(super) admin: Option<Admin>,
     /// Starts every bucket's name in Redis. Printable ASCII without blanks, `{` and `}`, at most 64 bytes. Default: `rl:`.
     pub(super) key_prefix: Option<String>,
     /// Where buckets are kept. Left out: in this process's memory.
@@ -42,6 +44,9 @@ pub(super) struct Raw {
     pub(super) drain: Option<Span>,
     /// How long open calls may take after that. Default: 10s.
     pub(super) shutdown: Option<Span>,
+    /// When Envoy is asked to open a new connection for the old one, give or take a tenth, so that new replicas get
+    /// their share; `0s` for never. No call is lost by it. Default: 5m.
+    pub(super) max_connection_age: Option<Span>,
     /// The tier of callers of whom nothing else is known. Default: free.
     pub(super) default_tier: Option<String>,
     /// Accept a default tier that allows more than another tier. Default: false.
@@ -69,6 +74,14 @@ pub(super) struct Raw {
     pub(super) suspended_answer: Option<u64>,
     /// What the process says of itself, on standard error.
     pub(super) log: Option<Log>,
+}
+
+/// The HTTP endpoint for probes and Prometheus: `/livez`, `/readyz`, `/metrics`.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Admin {
+    /// `address:port`, or `off`. Whoever reaches it can read it. Default: 127.0.0.1:8080.
+    pub(super) listen: Option<String>,
 }
 
 /// The Redis that holds the buckets.

@@ -2,12 +2,15 @@
 
 use crate::server::Listen;
 use crate::store::redis::{CallLimits, Topology};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Everything but the policy, proven.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub listen: Listen,
+    /// Where probes and Prometheus connect over HTTP; `None` for nowhere.
+    pub admin: Option<SocketAddr>,
     /// `None`: buckets are kept in this process's memory.
     pub redis: Option<Redis>,
     /// Buckets at most in this process's memory.
@@ -24,6 +27,8 @@ pub struct Settings {
     pub drain: Duration,
     /// How long open calls may take after that.
     pub shutdown: Duration,
+    /// When a connection is to be replaced by a new one; `None` for never.
+    pub max_connection_age: Option<Duration>,
     pub log: Log,
 }
 

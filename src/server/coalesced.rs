@@ -9,36 +9,43 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tonic::transport::server::Connected;
 
 /// Passes everything on, but does not offer vectored writes.
 #[derive(Debug)]
-pub(super) struct Coalesced<S>(pub(super) S);
+pub(super) struct Coalesced<S> {
+    socket: S,
+    /// What was read of the socket before, and is to be read again.
+    unread: &'static [u8],
+}
+
+impl<S> Coalesced<S> {
+    pub(super) fn new(socket: S, unread: &'static [u8]) -> Self {
+        Self { socket, unread }
+    }
+}
 
 impl<S: AsyncRead + Unpin> AsyncRead for Coalesced<S> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(context, into)
+        if self.unread.is_empty() {
+            return Pin::new(&mut self.socket).poll_read(context, into);
+        }
+        let (now, later) = self.unread.split_at(self.unread.len().min(into.remaining()));
+        into.put_slice(now);
+        self.unread = later;
+        Poll::Ready(Ok(()))
     }
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Coalesced<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(context, from)
+        Pin::new(&mut self.socket).poll_write(context, from)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(context)
+        Pin::new(&mut self.socket).poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(context)
-    }
-}
-
-impl<S: Connected> Connected for Coalesced<S> {
-    type ConnectInfo = S::ConnectInfo;
-
-    fn connect_info(&self) -> Self::ConnectInfo {
-        self.0.connect_info()
+        Pin::new(&mut self.socket).poll_shutdown(context)
     }
 }

@@ -237,6 +237,38 @@ fn a_replica_that_is_told_to_stop_drains_without_one_failed_request() {
 }
 
 #[test]
+fn connections_that_grow_old_are_replaced_without_one_failed_request() {
+    const CALLERS: usize = 8;
+    let gateway = Gateway::start_with(
+        |config| {
+            config["max_connection_age"] = json!("1s");
+            config["tiers"]["enterprise"]["per_user"] = json!({"max_tokens": 1e6, "refill_rate": 1e6});
+        },
+        |envoy| envoy.ext_authz()["failure_mode_allow"] = json!(false),
+    );
+    let stop = AtomicBool::new(false);
+    let load = || {
+        let caller = gateway.user("enterprise");
+        let mut passed = 0_u64;
+        while !stop.load(Ordering::Relaxed) {
+            let answer = caller.get("/v1/hello");
+            assert_eq!(answer.status, 200, "after {passed}: {answer:?}");
+            passed += 1;
+        }
+        passed
+    };
+    let opened = || gateway.envoy.stat("cluster.limiter.upstream_cx_total");
+    let passed: u64 = std::thread::scope(|scope| {
+        let loads: Vec<_> = (0..CALLERS).map(|_| scope.spawn(load)).collect();
+        let before = opened();
+        eventually("connections are renewed", || (opened() >= before + 4).then_some(()));
+        stop.store(true, Ordering::Relaxed);
+        loads.into_iter().map(|load| load.join().unwrap()).sum()
+    });
+    assert_eq!((gateway.envoy.counted("ok"), gateway.envoy.counted("error")), (passed, 0));
+}
+
+#[test]
 fn the_limiter_can_be_switched_off_while_envoy_runs() {
     let gateway = Gateway::start();
     let caller = gateway.stranger();

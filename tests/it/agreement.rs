@@ -1,5 +1,5 @@
-//! `lua/take.lua`, `lua/peek.lua`, the memory store and `bucket::take` are one arithmetic: on random histories they
-//! agree bit for bit, in what they answer and in what they store.
+//! `lua/take.lua`, `lua/peek.lua`, `lua/refund.lua`, the memory store and `bucket` are one arithmetic: on random histories
+//! they agree bit for bit, in what they answer and in what they store.
 
 use crate::support::{Hands, redis, unique_prefix, user};
 use ::redis::{Connection, Value};
@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use std::cell::{Cell, RefCell};
-use tidegate::bucket::{Charge, Key, Level, Quota, Source, State, Taken, Timestamp, take};
+use tidegate::bucket::{Charge, Key, Level, Quota, Source, State, Taken, Timestamp, refund, take};
 use tidegate::store::Store;
 use tidegate::store::memory::MemoryStore;
 
@@ -163,13 +163,16 @@ struct Outcome {
 }
 
 fn outcome(taken: &Taken, charges: &[Charge], stored: impl Iterator<Item = Option<State>>) -> Outcome {
-    let bits = |state: State| (state.tokens.to_bits(), state.last_refill.micros);
     Outcome {
         admitted: taken.admitted,
         tokens: taken.tokens(charges).map(f64::to_bits).collect(),
         waits: taken.levels.iter().zip(charges).map(|(level, c)| level.wait(&c.quota, c.cost)).collect(),
         stored: stored.map(|state| state.map(bits)).collect(),
     }
+}
+
+fn bits(state: State) -> (u64, u64) {
+    (state.tokens.to_bits(), state.last_refill.micros)
 }
 
 fn by_definition(takes: &[Take]) -> Vec<Outcome> {
@@ -203,6 +206,7 @@ struct Scripts {
     connection: Connection,
     take: String,
     peek: String,
+    refund: String,
 }
 
 impl Scripts {
@@ -211,15 +215,16 @@ impl Scripts {
         let mut load = |text: &str| ::redis::cmd("SCRIPT").arg("LOAD").arg(text).query(&mut connection).unwrap();
         let take = load(include_str!("../../lua/take.lua"));
         let peek = load(include_str!("../../lua/peek.lua"));
-        Self { connection, take, peek }
+        let refund = load(include_str!("../../lua/refund.lua"));
+        Self { connection, take, peek, refund }
     }
 
     /// Runs a history in one pipeline: each take between a peek and a look at what is stored.
     fn run(&mut self, takes: &[Take]) -> Vec<Outcome> {
         let mut pipeline = ::redis::pipe();
         for step in takes {
-            call(&mut pipeline, &self.peek, step);
-            call(&mut pipeline, &self.take, step);
+            call(&mut pipeline, &self.peek, &step.charges, step.now);
+            call(&mut pipeline, &self.take, &step.charges, step.now);
             for charge in &step.charges {
                 pipeline.cmd("HMGET").arg(charge.key.as_str()).arg("tokens").arg("last_refill");
             }
@@ -230,13 +235,13 @@ impl Scripts {
     }
 }
 
-fn call(pipeline: &mut ::redis::Pipeline, digest: &str, step: &Take) {
-    pipeline.cmd("EVALSHA").arg(digest).arg(step.charges.len());
-    for charge in &step.charges {
+fn call(pipeline: &mut ::redis::Pipeline, digest: &str, charges: &[Charge], now: Timestamp) {
+    pipeline.cmd("EVALSHA").arg(digest).arg(charges.len());
+    for charge in charges {
         pipeline.arg(charge.key.as_str());
     }
-    pipeline.arg(step.now.micros);
-    for Charge { quota, cost, .. } in &step.charges {
+    pipeline.arg(now.micros);
+    for Charge { quota, cost, .. } in charges {
         pipeline.arg(quota.max_tokens()).arg(quota.refill_rate()).arg(*cost).arg(TIME_TO_LIVE);
     }
 }
@@ -302,4 +307,47 @@ fn script_memory_and_definition_agree_bit_for_bit() {
         panic!("{error}");
     }
     assert!(steps.get() >= LEAST_STEPS, "{}", steps.get());
+}
+
+/// What is stored of a step's first bucket, after its take and then a refund of what it cost there.
+fn refunded_by_definition(takes: &[Take]) -> Vec<Option<(u64, u64)>> {
+    let mut states = [None; BUCKETS];
+    let run = |step: &Take| {
+        let mut own: Vec<Option<State>> = step.buckets.iter().map(|&bucket| states[bucket]).collect();
+        take(&step.charges, &mut own, step.now);
+        own[0] = refund(&step.charges[0], own[0], step.now).or(own[0]);
+        step.buckets.iter().zip(&own).for_each(|(&bucket, state)| states[bucket] = *state);
+        own[0].map(bits)
+    };
+    takes.iter().map(run).collect()
+}
+
+fn refunded_by_script(scripts: &mut Scripts, takes: &[Take]) -> Vec<Option<(u64, u64)>> {
+    let mut pipeline = ::redis::pipe();
+    for step in takes {
+        call(&mut pipeline, &scripts.take, &step.charges, step.now);
+        call(&mut pipeline, &scripts.refund, &step.charges[..1], step.now);
+        pipeline.cmd("HMGET").arg(step.charges[0].key.as_str()).arg("tokens").arg("last_refill");
+    }
+    let replies: Vec<Value> = pipeline.query(&mut scripts.connection).unwrap();
+    replies.chunks_exact(3).map(|of_step| stored(of_step[2].clone()).map(bits)).collect()
+}
+
+#[test]
+fn what_a_refund_leaves_is_what_it_leaves_by_definition_bit_for_bit() {
+    let server = redis::Server::start(&[]);
+    let scripts = RefCell::new(Scripts::load(&server));
+    let mut runner = TestRunner::new(ProptestConfig { cases: 40, ..ProptestConfig::with_source_file(file!()) });
+    let result = runner.run(&histories(), |history| {
+        let prefix = unique_prefix();
+        let keys: Vec<Key> = (0..BUCKETS).map(|bucket| user(&prefix, &bucket.to_string())).collect();
+        // Without the opening, so that buckets that are not stored are refunded too.
+        let takes = history.takes(&keys).split_off(1);
+        let seen = refunded_by_script(&mut scripts.borrow_mut(), &takes);
+        prop_assert_eq!(seen, refunded_by_definition(&takes));
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("{error}");
+    }
 }

@@ -183,6 +183,19 @@ fn a_flag_comes_before_the_environment_and_that_before_the_file() {
 }
 
 #[test]
+fn the_admin_endpoint_is_local_unless_file_or_environment_say_otherwise() {
+    let admin = |yaml, env: &[_]| load(yaml, Flags::default(), env).unwrap().settings.admin.map(|at| at.to_string());
+    let (file, env) = ("admin: {listen: 0.0.0.0:9000}\n", [("TIDEGATE_ADMIN_LISTEN", "[::1]:0")]);
+    assert_eq!(admin("{}", &[]).as_deref(), Some("127.0.0.1:8080"));
+    assert_eq!(admin(file, &[]).as_deref(), Some("0.0.0.0:9000"));
+    assert_eq!(admin(file, &env).as_deref(), Some("[::1]:0"));
+    assert_eq!(admin("admin: {listen: off}\n", &[]), None);
+    assert_eq!(admin(file, &[("TIDEGATE_ADMIN_LISTEN", "off")]), None);
+    let told = load(file, Flags::default(), &[("TIDEGATE_ADMIN_LISTEN", "8080")]).unwrap_err().to_string();
+    assert!(told.contains("TIDEGATE_ADMIN_LISTEN: \"8080\" is no address"), "{told}");
+}
+
+#[test]
 fn faults_of_file_environment_and_flags_are_told_together() {
     let flags = Flags { listen: Some("nowhere".into()), ..Flags::default() };
     let env = [("TIDEGATE_REDIS_URL", "http://:hunter2@h"), ("TIDEGATE_LOG", "lout"), ("TIDEGATE_LISTEN", "x")];

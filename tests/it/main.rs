@@ -9,10 +9,12 @@
     reason = "a test fails by panicking, and its helpers are no interface"
 )]
 
+mod admin;
 mod agreement;
 mod check;
 mod cli;
 mod config;
+mod connections;
 mod dedupe;
 mod deny_cache;
 mod docs;
@@ -21,7 +23,10 @@ mod keys;
 mod modules;
 mod outage;
 mod policy;
+mod redis_cluster;
+mod redis_sentinel;
 mod redis_store;
+mod redis_tls;
 mod serve;
 mod store;
 mod support;

@@ -7,14 +7,17 @@ use crate::config::fault::{Report, listed, nearest, quoted};
 use crate::config::raw::{self, Raw};
 use crate::config::settings::{ClockSource, DenyCache, KeyMetadata, Log, LogFormat, Settings};
 use crate::server::Listen;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
 const MINUTES_5: Duration = Duration::from_secs(300);
+const DAY: Duration = Duration::from_secs(86_400);
 
 pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) -> Option<Settings> {
     let listen = listen(raw, overrides, report);
+    let admin = admin(raw, overrides, report);
     let redis = redis::redis(raw.redis.as_ref(), overrides, report);
     let capacity = raw.memory.as_ref().and_then(|memory| memory.capacity);
     let capacity = count("memory.capacity", capacity, 1_000_000, 1..=1_000_000_000, report);
@@ -23,9 +26,11 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
     let drain = span("drain", raw.drain.as_ref(), Duration::from_secs(5), Duration::ZERO..=MINUTES_5, report);
     let shortest = Duration::from_millis(1);
     let shutdown = span("shutdown", raw.shutdown.as_ref(), Duration::from_secs(10), shortest..=MINUTES_5, report);
+    let max_connection_age = max_connection_age(raw, report);
     let log = log(raw.log.as_ref(), overrides, report);
     Some(Settings {
         listen: listen?,
+        admin: admin?,
         redis: redis?,
         memory_capacity: usize::try_from(capacity?).unwrap_or(usize::MAX),
         deny_cache: deny_cache?,
@@ -38,6 +43,7 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
         readiness_requires_store: raw.readiness_requires_store.unwrap_or(true),
         drain: drain?,
         shutdown: shutdown?,
+        max_connection_age: max_connection_age?,
         log: log?,
     })
 }
@@ -100,6 +106,37 @@ fn deny_cache(raw: Option<&raw::DenyCache>, report: &mut Report) -> Option<Optio
     let max_age = span("deny_cache.max_age", max_age, Duration::from_secs(1), sane, report);
     let (size, max_age) = (usize::try_from(size?).unwrap_or(usize::MAX), max_age?);
     Some((size > 0).then_some(DenyCache { size, max_age }))
+}
+
+/// The outer `None`: there are faults. The inner: no admin endpoint.
+fn admin(raw: &Raw, overrides: &Overrides, report: &mut Report) -> Option<Option<SocketAddr>> {
+    let file = raw.admin.as_ref().and_then(|admin| admin.listen.as_deref());
+    let file = file.map(|text| Given::new("admin.listen", text));
+    let admin = first(overrides.admin_listen.as_ref(), file, report, admin_at)?;
+    Some(admin.unwrap_or(Some(([127, 0, 0, 1], 8080).into())))
+}
+
+fn admin_at(given: &Given, report: &mut Report) -> Option<Option<SocketAddr>> {
+    if given.text() == "off" {
+        return Some(None);
+    }
+    let right = "write an IP address and a port such as 127.0.0.1:8080 or [::]:8080, or off";
+    let told = || format!("{} is no address; {right}", quoted(given.text()));
+    given.text().parse().map(Some).map_err(|_| report.fault(&given.path, told())).ok()
+}
+
+/// The outer `None`: there are faults. The inner: connections grow as old as they like.
+fn max_connection_age(raw: &Raw, report: &mut Report) -> Option<Option<Duration>> {
+    const PATH: &str = "max_connection_age";
+    let age = span(PATH, raw.max_connection_age.as_ref(), MINUTES_5, Duration::ZERO..=DAY, report)?;
+    if age.is_zero() {
+        return Some(None);
+    }
+    if age < Duration::from_secs(1) {
+        report.fault(PATH, format!("{age:?} is too short; write 1s to 24h, or 0s for no such age"));
+        return None;
+    }
+    Some(Some(age))
 }
 
 fn log(raw: Option<&raw::Log>, overrides: &Overrides, report: &mut Report) -> Option<Log> {

@@ -87,14 +87,26 @@ impl Dial {
 
     /// Connects and signs in.
     pub(super) async fn connect(self) -> Result<Link, RedisError> {
+        self.in_time(self.connect_and_greet()).await
+    }
+
+    /// Bounds connecting. That it took too long is said as that, and not as a call that was not answered.
+    async fn in_time<T>(&self, connecting: impl Future<Output = Result<T, RedisError>>) -> Result<T, RedisError> {
+        let late = || std::io::Error::other(format!("not connected and signed in within {CONNECT_TIMEOUT:?}")).into();
+        match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
+            Ok(Err(error)) if error.is_timeout() => Err(late()),
+            Ok(outcome) => outcome,
+            Err(_elapsed) => Err(late()),
+        }
+    }
+
+    async fn connect_and_greet(&self) -> Result<Link, RedisError> {
         let client = Client::open(self.url.reveal())?;
-        // The caller bounds its calls, so replies are not timed a second time here.
-        let config =
-            AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_TIMEOUT)).set_response_timeout(None);
+        // The callers bound connecting and each call, so neither is timed a second time here.
+        let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
         let mut link = Link { connection, spoilt: Spoilt::default() };
-        let greeting = tokio::time::timeout(CONNECT_TIMEOUT, self.greet(&mut link)).await;
-        greeting.map_err(|_| RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut)))??;
+        self.greet(&mut link).await?;
         Ok(link)
     }
 
@@ -111,8 +123,7 @@ impl Dial {
     /// Connects to listen to channels.
     pub(super) async fn listen(&self) -> Result<PubSub, RedisError> {
         let client = Client::open(self.url.reveal())?;
-        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, client.get_async_pubsub()).await;
-        connecting.map_err(|_| RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut)))?
+        self.in_time(client.get_async_pubsub()).await
     }
 }
 

@@ -82,7 +82,8 @@ impl Sentinel {
         for dial in sentinels {
             tasks.spawn(watch_sentinel(dial, name.clone(), tell.clone(), why_unknown.clone()));
         }
-        let follower = Follower { access, limits, probe, found, current: None, demoted: false };
+        let (why, complaint) = (why_unknown.clone(), Complaint::default());
+        let follower = Follower { access, limits, probe, found, current: None, demoted: false, why, complaint };
         tasks.spawn(follower.run(hear));
         let search_until = Instant::now() + SEARCH.max(limits.timeout);
         Self { master, url, why_unknown, search_until, _tasks: tasks }
@@ -119,10 +120,14 @@ async fn watch_sentinel(dial: Dial, name: String, tell: mpsc::Sender<News>, why:
     loop {
         let Err(error) = listen_to(&dial, &name, &tell).await;
         let error = dial.url.redact(one_line(&error));
-        *why.lock().unwrap_or_else(PoisonError::into_inner) = format!("{}: {error}", dial.url);
+        note(&why, format!("{}: {error}", dial.url));
         complaint.say(|more| tracing::warn!(sentinel = %dial.url, error, more, "a sentinel does not answer"));
         sleep(RETRY.mul_f64(0.8 + 0.4 * fastrand::f64())).await;
     }
+}
+
+fn note(why: &Mutex<String>, text: String) {
+    *why.lock().unwrap_or_else(PoisonError::into_inner) = text;
 }
 
 async fn listen_to(dial: &Dial, name: &str, tell: &mpsc::Sender<News>) -> Result<std::convert::Infallible, RedisError> {
@@ -187,6 +192,8 @@ struct Follower {
     current: Option<(Place, u64)>,
     /// Whether the current one said that it is no master any more.
     demoted: bool,
+    why: Arc<Mutex<String>>,
+    complaint: Complaint,
 }
 
 impl Follower {
@@ -237,8 +244,14 @@ impl Follower {
     /// The server at a place, connected to, if it says that it is a master.
     async fn master_at(&self, place: &Place) -> Option<Arc<Node>> {
         let node = Node::new(self.access.at(&place.host, place.port), self.limits, self.probe.clone());
-        let answer = ask_role(&node).await;
-        answer.is_ok_and(|role| says_master(&role)).then_some(node)
+        let why = match ask_role(&node).await {
+            Ok(role) if says_master(&role) => return Some(node),
+            Ok(_) => format!("{place} is named, and says itself that it is a replica"),
+            Err(failure) => format!("{place} is named: {}", failure.told(node.url(), PATIENCE)),
+        };
+        self.complaint.say(|more| tracing::warn!(why, more, "the master that the sentinels name cannot be used"));
+        note(&self.why, why);
+        None
     }
 
     /// Waits until a replica that was told to become a master is one. False when it does not.

@@ -4,8 +4,12 @@ use deadpool_redis::redis::io::tcp::TcpSettings;
 use deadpool_redis::redis::{
     self, Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, TlsCertificates,
 };
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use thiserror::Error;
 
 /// Where a Redis server is and how to sign in: `redis://[user][:password@]host[:port][/db]`, the same with `rediss://`
@@ -45,6 +49,37 @@ pub struct TlsFiles {
     pub ca: Option<Vec<u8>>,
     /// This client's certificate chain and its key.
     pub client: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl TlsFiles {
+    /// Finds out now what connecting would find out later: that a file holds no certificate, or the key of another.
+    fn prove(&self) -> Result<(), TlsError> {
+        let certificates = |pem: &[u8], name: &str| {
+            let read: Result<Vec<_>, _> =
+                CertificateDer::pem_slice_iter(pem).map(|c| c.map(CertificateDer::into_owned)).collect();
+            match read {
+                Ok(list) if !list.is_empty() => Ok(list),
+                _ => Err(TlsError(format!("{name} holds no certificate in PEM"))),
+            }
+        };
+        let mut roots = RootCertStore::empty();
+        for certificate in
+            self.ca.iter().map(|pem| certificates(pem, "ca_file")).collect::<Result<Vec<_>, _>>()?.concat()
+        {
+            roots.add(certificate).map_err(|error| TlsError(format!("ca_file: {error}")))?;
+        }
+        let Some((chain, key)) = &self.client else {
+            return Ok(());
+        };
+        let chain = certificates(chain, "cert_file")?;
+        let none = |_| TlsError("key_file holds no private key in PEM".to_owned());
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(none)?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let config = config.map_err(|error| TlsError(error.to_string()))?.with_root_certificates(roots);
+        let unfit = |error| TlsError(format!("cert_file and key_file do not go together: {error}"));
+        config.with_client_auth_cert(chain, key).map(drop).map_err(unfit)
+    }
 }
 
 impl fmt::Debug for TlsFiles {
@@ -117,6 +152,7 @@ impl RedisUrl {
         if !self.is_tls() {
             return Ok(self);
         }
+        files.prove()?;
         let client_tls =
             files.client.clone().map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key });
         let certificates = TlsCertificates { client_tls, root_cert: files.ca.clone() };

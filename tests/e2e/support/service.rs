@@ -43,7 +43,7 @@ impl Tidegate {
         let file = directory.path().join("tidegate.yaml");
         child::write(&file, &config.to_string());
         let arguments = ["serve", "--config", file.to_str().unwrap(), "--listen", listen];
-        let env = [&[("TIDEGATE_LOG_FORMAT", "json")], env].concat();
+        let env = [&[("TIDEGATE_LOG_FORMAT", "json"), ("TIDEGATE_ADMIN_LISTEN", "off")], env].concat();
         let mut child = Child::start("tidegate", &binary(), &arguments, &env, directory.path());
         let err = directory.path().join("tidegate.err");
         let listen = child.wait_until("serves", || {

@@ -1,11 +1,14 @@
-//! What tests share: servers to run against, and short ways to say charges.
+//! What tests share: servers to run against, and short ways to say charges. tests/faults shares it too.
+#![allow(dead_code, reason = "two test binaries share this, and neither uses all of it")]
 
-#[allow(dead_code, reason = "shared with tests/faults, which uses more of it")]
+pub mod cluster;
 pub mod redis;
-#[allow(dead_code, reason = "shared with tests/faults, which uses more of it")]
+pub mod sentinel;
 pub mod service;
 
+use self::redis::{PATIENCE, Server};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tidegate::bucket::{Charge, Dimension, Key, Quota, Timestamp};
 use tidegate::clock::SetClock;
 
@@ -50,4 +53,31 @@ impl Hands {
     pub fn set_seconds(&self, since_start: i64) {
         self.set_micros(since_start * 1_000_000);
     }
+}
+
+/// Asks again and again until there is something. What is awaited here happens in other processes, which tell nobody.
+pub fn eventually<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "waited {PATIENCE:?} in vain until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A line of a server's INFO, such as `master_link_status` of `replication`; nothing of a server that is down.
+pub fn told(server: &Server, section: &str, name: &str) -> Option<String> {
+    field(&server.try_run::<String>(&["INFO", section]).ok()?, name)
+}
+
+/// Runs a command until it is not refused any more: what it needs to know spreads among servers in its own time.
+pub fn insist(server: &Server, words: &[&str]) {
+    eventually(&format!("{words:?} is taken"), || server.try_run::<::redis::Value>(words).ok());
+}
+
+/// The value of `name:value` among lines.
+pub fn field(lines: &str, name: &str) -> Option<String> {
+    lines.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned()))
 }

@@ -14,7 +14,7 @@ use tidegate::store::redis::{CallLimits, RedisSettings, RedisStore, RedisUrl};
 const KEEPER: &str = r#""$@" </dev/null >server.log 2>&1 & echo $!; read -r _; kill -9 $!; wait $! 2>/dev/null"#;
 
 /// Long enough for a busy machine; only a broken one waits that long.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A redis-server of its own, without persistence; it ends when this is dropped.
 #[derive(Debug)]

@@ -16,13 +16,13 @@ const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0
 /// Long enough for a busy machine; only a broken one waits that long.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The program, with nothing of the developer's own environment.
+/// The program, with nothing of the developer's own environment, and an admin port that nobody else has.
 pub fn program(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"TIDEGATE_")) {
         command.env_remove(name);
     }
-    command.args(arguments);
+    command.args(arguments).env("TIDEGATE_ADMIN_LISTEN", "127.0.0.1:0");
     command
 }
 
@@ -31,6 +31,7 @@ pub fn program(arguments: &[&str]) -> Command {
 pub struct Tidegate {
     child: Child,
     pub address: SocketAddr,
+    pub admin: SocketAddr,
     log: Arc<Mutex<String>>,
     _config: NamedTempFile,
 }
@@ -59,17 +60,18 @@ impl Tidegate {
             .unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
         let log = Arc::new(Mutex::new(String::new()));
-        let address = lines.by_ref().find_map(|line| {
+        let addresses = lines.by_ref().find_map(|line| {
             note(&log, &line);
             let line: serde_json::Value = serde_json::from_str(&line).ok()?;
             let fields = &line["fields"];
-            let address = fields["listen"].as_str().and_then(|listen| listen.parse().ok());
-            (fields["message"] == "serving").then(|| address.unwrap_or(NOWHERE))
+            let address = |name: &str| fields[name].as_str()?.parse().ok();
+            let addresses = || ["listen", "admin"].map(|name| address(name).unwrap_or(NOWHERE));
+            (fields["message"] == "serving").then(addresses)
         });
-        let address = address.unwrap_or_else(|| panic!("tidegate did not serve:\n{}", log.lock().unwrap()));
+        let [address, admin] = addresses.unwrap_or_else(|| panic!("tidegate did not serve:\n{}", log.lock().unwrap()));
         let sink = log.clone();
         std::thread::spawn(move || lines.for_each(|line| note(&sink, &line)));
-        Self { child, address, log, _config: file }
+        Self { child, address, admin, log, _config: file }
     }
 
     /// All that it logged so far.
@@ -92,6 +94,13 @@ impl Tidegate {
 
     pub fn signal(&self, name: &str) {
         let status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+
+    /// How many file descriptors it may have open; those that it has stay open.
+    pub fn limit_files(&self, most: u32) {
+        let pid = self.child.id().to_string();
+        let status = Command::new("prlimit").args(["--pid", &pid, &format!("--nofile={most}:")]).status().unwrap();
         assert!(status.success());
     }
 

@@ -1,0 +1,63 @@
+//! What a decision counts as.
+
+use crate::bucket::{self, Taken};
+use crate::metrics::{self, Dimension, Metrics, Policy, Source};
+use crate::policy::Plan;
+use crate::policy::decision::{Decision, FailurePolicy, Outcome};
+use crate::store::StoreError;
+
+/// Counts a check that was decided upon what the store answered.
+pub(super) fn count(
+    metrics: &Metrics,
+    plan: &Plan<'_>,
+    decision: &Decision,
+    answer: &Result<Option<Taken>, StoreError>,
+) {
+    metrics.checked(plan.tier, label(&decision.outcome));
+    if let Outcome::Denied { exhausted, .. } = &decision.outcome {
+        for dimension in exhausted {
+            metrics.denied(plan.tier, dimension_of(*dimension), source(answer));
+        }
+    }
+    if let Err(failure) = answer {
+        metrics.store_failed(failure.kind());
+        metrics.degraded(policy_of(plan.on_store_error));
+    }
+}
+
+fn source(answer: &Result<Option<Taken>, StoreError>) -> Source {
+    match answer {
+        Err(_) => Source::Local,
+        Ok(Some(Taken { source: bucket::Source::DenyCache, .. })) => Source::DenyCache,
+        Ok(_) => Source::Store,
+    }
+}
+
+fn label(outcome: &Outcome) -> metrics::Decision {
+    match outcome {
+        Outcome::Exempt => metrics::Decision::Exempt,
+        Outcome::Unlimited => metrics::Decision::Unlimited,
+        Outcome::Admitted => metrics::Decision::Allowed,
+        Outcome::Denied { .. } => metrics::Decision::Denied,
+        Outcome::NeverFits { .. } => metrics::Decision::NeverFits,
+        Outcome::Suspended => metrics::Decision::Suspended,
+        Outcome::Failed(FailurePolicy::Allow) => metrics::Decision::Degraded,
+        Outcome::Failed(FailurePolicy::Deny | FailurePolicy::Local { .. }) => metrics::Decision::Unavailable,
+    }
+}
+
+fn dimension_of(dimension: bucket::Dimension) -> Dimension {
+    match dimension {
+        bucket::Dimension::User => Dimension::User,
+        bucket::Dimension::Key => Dimension::Key,
+        bucket::Dimension::Ip => Dimension::Ip,
+    }
+}
+
+fn policy_of(policy: FailurePolicy) -> Policy {
+    match policy {
+        FailurePolicy::Allow => Policy::Allow,
+        FailurePolicy::Deny => Policy::Deny,
+        FailurePolicy::Local { .. } => Policy::Local,
+    }
+}
