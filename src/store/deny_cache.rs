@@ -24,7 +24,9 @@
 //! * Redis's clock stepping forward, or running faster than this machine's (NTP corrects by at most 0.5 ms a second).
 //!
 //! Each is over-denied for at most `max_age`: no answer is used longer than that after its call was sent. A denial out
-//! of this cache renews nothing. So a client that hammers one bucket costs the store about one call per `max_age`.
+//! of this cache renews nothing. When an answer is nearly that old, one take is let through to renew it while the others are
+//! still denied: without that, all that are open when it grows too old would ask at once. So a client that hammers one
+//! bucket costs the store about one call per `max_age`, however many of its requests are open together.
 //!
 //! # What is told
 //!
@@ -53,6 +55,17 @@ pub struct DenyCache {
     hits: AtomicU64,
 }
 
+/// An answer is renewed in the last of so many parts of its time.
+const RENEWED_IN: u32 = 8;
+
+/// Whether an answer may be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Age {
+    Fresh,
+    /// It is true still, and one take is to renew it.
+    Due,
+}
+
 /// What is remembered.
 #[derive(Debug)]
 struct Known {
@@ -70,9 +83,17 @@ struct Answer {
     sent: Duration,
     /// After it.
     received: Duration,
+    /// Whether a take has been let through to renew it.
+    renewing: bool,
 }
 
 impl Answer {
+    /// Whether it may be told without asking, as long as it is not older than `max_age`.
+    fn age(&self, now: Duration, max_age: Duration) -> Age {
+        let old = now.saturating_sub(self.sent) >= max_age - max_age / RENEWED_IN;
+        if old && !self.renewing { Age::Due } else { Age::Fresh }
+    }
+
     /// The level that the store would find now, or one with more tokens.
     fn at_most(&self, now: Duration) -> Level {
         let nanos = now.saturating_sub(self.sent).as_nanos();
@@ -123,14 +144,19 @@ impl DenyCache {
         if known.buckets.is_empty() {
             return None;
         }
-        let mut admitted = true;
+        let mut denied = false;
         let mut levels = Levels::new();
         for charge in charges {
             let exhausted = known.exhausted(charge, now, self.max_age);
-            admitted &= exhausted.is_none();
-            levels.push(exhausted.unwrap_or(Level { tokens: charge.quota.max_tokens(), elapsed: 0.0 }));
+            denied |= exhausted.is_some_and(|(_, age)| age == Age::Fresh);
+            let full = Level { tokens: charge.quota.max_tokens(), elapsed: 0.0 };
+            levels.push(exhausted.map_or(full, |(level, _)| level));
         }
-        (!admitted).then_some(Taken { admitted, levels, source: Source::DenyCache })
+        if !denied {
+            known.renew(charges, now, self.max_age);
+            return None;
+        }
+        Some(Taken { admitted: false, levels, source: Source::DenyCache })
     }
 
     /// Learns from an answer to what was sent at `sent`: of a denial always, of an admission if one of its buckets was
@@ -142,7 +168,7 @@ impl DenyCache {
         }
         let received = self.stopwatch.elapsed();
         for (charge, level) in charges.iter().zip(&taken.levels) {
-            let answer = Answer { quota: charge.quota, level: *level, sent, received };
+            let answer = Answer { quota: charge.quota, level: *level, sent, received, renewing: false };
             if level.tokens(&charge.quota) < charge.cost {
                 known.remember(charge, answer);
             } else if taken.admitted {
@@ -159,15 +185,25 @@ impl DenyCache {
 }
 
 impl Known {
-    /// The level of a bucket that is known not to cover a cost.
-    fn exhausted(&mut self, charge: &Charge, now: Duration, max_age: Duration) -> Option<Level> {
+    /// The level of a bucket that is known not to cover a cost, and whether that may be told without asking.
+    fn exhausted(&mut self, charge: &Charge, now: Duration, max_age: Duration) -> Option<(Level, Age)> {
         let answer = *self.buckets.get(charge.key.as_str())?;
         if now.saturating_sub(answer.sent) >= max_age {
             self.buckets.remove(charge.key.as_str());
             return None;
         }
         let denies = answer.quota == charge.quota && answer.at_most(now).tokens(&charge.quota) < charge.cost;
-        denies.then(|| answer.at_least(now))
+        denies.then(|| (answer.at_least(now), answer.age(now, max_age)))
+    }
+
+    /// Notes that the store is about to be asked of these buckets.
+    fn renew(&mut self, charges: &[Charge], now: Duration, max_age: Duration) {
+        for charge in charges {
+            let answer = self.buckets.get_mut(charge.key.as_str());
+            if let Some(answer) = answer.filter(|answer| answer.age(now, max_age) == Age::Due) {
+                answer.renewing = true;
+            }
+        }
     }
 
     fn any(&self, charges: &[Charge]) -> bool {

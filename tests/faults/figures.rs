@@ -1,13 +1,13 @@
 //! The figures that the project promises of long runs.
 
 use crate::bench_load::{Load as Flood, Shape};
-use crate::support::PATIENCE;
 use crate::support::load::users;
 use crate::support::redis::Server;
 use crate::support::report::note;
 use crate::support::sentinel::Trio;
 use crate::support::service::{Tidegate, check};
 use crate::support::trial::{Quota, Setup, Trial, excess};
+use crate::support::{PATIENCE, scripts_run};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message as _;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -146,11 +146,6 @@ fn framed(check: &CheckRequest) -> Bytes {
     frame.freeze()
 }
 
-/// How many commands a server has processed, from whoever.
-fn commands(server: &Server) -> u64 {
-    crate::support::told(server, "stats", "total_commands_processed").unwrap().parse().unwrap()
-}
-
 /// A denial's Retry-After, and when it was asked for.
 async fn retry_after(client: &mut AuthorizationClient<Channel>, request: &CheckRequest) -> (Instant, u64) {
     let answer = client.check(request.clone()).await.unwrap().into_inner();
@@ -173,7 +168,7 @@ fn a_client_that_does_not_stop_asking_costs_redis_next_to_nothing_and_is_told_th
     runtime.block_on(async {
         while client.check(caller.clone()).await.unwrap().into_inner().status.unwrap().code == 0 {}
     });
-    let before = commands(&server);
+    let before = scripts_run(&server);
     let requests = [framed(&caller)];
     let flood =
         Flood { address: process.address, requests: &requests, shape: Shape::Closed { connections: 2, streams: 64 } };
@@ -187,15 +182,15 @@ fn a_client_that_does_not_stop_asking_costs_redis_next_to_nothing_and_is_told_th
         (flood.join().unwrap(), told)
     });
     let seconds = outcome.elapsed.as_secs_f64();
-    let per_second = (commands(&server) - before) as f64 / seconds;
+    let per_second = (scripts_run(&server) - before) as f64 / seconds;
     note(format!(
         "One client on one empty bucket: {:.0} checks per second cost Redis {per_second:.1} \
-         commands per second, probes included; Retry-After went from {} to {}.",
+         script calls per second, probes included; Retry-After went from {} to {}.",
         outcome.answered as f64 / seconds,
         told[0].1,
         told[told.len() - 1].1
     ));
-    assert!(per_second <= 5.0, "{per_second} commands per second");
+    assert!(per_second <= 5.0, "{per_second} script calls per second");
     let (first, most) = told[0];
     for (at, seconds) in told {
         let left = most as f64 - (at - first).as_secs_f64();

@@ -4,20 +4,13 @@ use crate::support::redis::Server;
 use crate::support::report::{Row, note};
 use crate::support::sentinel::{DOWN_AFTER, Trio};
 use crate::support::trial::{Run, SLACK, Setup, Trial, Window};
-use crate::support::{eventually, field};
+use crate::support::{eventually, scripts_run};
 use std::time::{Duration, Instant};
 
 const TOPOLOGY: &str = "Sentinel";
 
 /// Longer than sentinels need to agree that a master is down and to promote a replica.
 const ELECTION: Duration = Duration::from_secs(5);
-
-/// How many scripts a server has run, or refused to.
-fn scripts_run(server: &Server) -> u64 {
-    let told: String = server.run(&["INFO", "commandstats"]);
-    let calls = |name| field(&told, name).and_then(|line| line.split([',', '=']).nth(1)?.parse::<u64>().ok());
-    ["cmdstat_evalsha", "cmdstat_eval"].into_iter().filter_map(calls).sum()
-}
 
 /// Waits until no script has been run on a server for a second, and says since when.
 fn until_left_alone(server: &Server) -> Instant {

@@ -198,9 +198,35 @@ fn a_client_that_hammers_an_empty_bucket_costs_one_call_in_each_max_age() {
         assert!(!rig.take(1, limit, 1.0).admitted);
         rig.time.pass(SECOND / 1000);
     }
-    assert_eq!(rig.wire.calls(), 5 + 10);
-    assert_eq!(rig.cache.hits(), 10_000 - 10);
+    // Ten seconds, and an answer is renewed in the last eighth of its second.
+    assert_eq!(rig.wire.calls(), 5 + 12);
+    assert_eq!(rig.cache.hits(), 10_000 - 12);
     assert_eq!(rig.cache.len(), 1);
+}
+
+#[test]
+fn requests_that_are_open_together_when_an_answer_grows_old_cost_one_call_and_not_one_each() {
+    let rig = Rig::with(Wire::held, 100, Duration::from_secs(1));
+    let charges = [charge(&rig.key(1), quota(1.0, NEVER), 1.0)];
+    let answered = |mut take: Pending<'_, Taken>| {
+        assert!((&mut take).now_or_never().is_none());
+        rig.wire.last_gate().open();
+        rig.wire.last_gate().open();
+        now(take)
+    };
+    assert!(answered(rig.cache.take(&charges)).admitted);
+    assert!(!answered(rig.cache.take(&charges)).admitted);
+    rig.time.pass(SECOND * 9 / 10);
+    let mut renewing = rig.cache.take(&charges);
+    assert!((&mut renewing).now_or_never().is_none(), "the first asks");
+    for _ in 0..100 {
+        assert_eq!(now(rig.cache.take(&charges)).source, Source::DenyCache, "the others are denied meanwhile");
+    }
+    assert_eq!(rig.wire.calls(), 3);
+    assert!(!answered(renewing).admitted);
+    rig.time.pass(SECOND * 8 / 10);
+    assert_eq!(now(rig.cache.take(&charges)).source, Source::DenyCache, "it is renewed");
+    assert_eq!(rig.wire.calls(), 3);
 }
 
 #[test]
@@ -270,7 +296,8 @@ fn a_reset_is_seen_at_once_here_and_within_max_age_when_it_is_done_elsewhere() {
     rig.time.pass(1);
     exhaust();
     assert!(now(rig.wire.reset(&rig.key(1))));
-    rig.time.pass(SECOND - 1);
+    // An answer is renewed in the last eighth of its time.
+    rig.time.pass(SECOND * 7 / 8 - 1);
     assert!(!rig.take(1, limit, 1.0).admitted);
     rig.time.pass(1);
     assert!(rig.take(1, limit, 1.0).admitted);

@@ -6,6 +6,7 @@
 use super::breaker::Breaker;
 use super::connect::{self, Connector, Dial, Link};
 use super::fault::{Failure, is_no_script};
+
 use super::script::{Probe, Run};
 use super::url::RedisUrl;
 use crate::store::StoreError;
@@ -13,9 +14,10 @@ use deadpool::managed::{Pool, PoolError};
 use deadpool_redis::redis::{Cmd, ErrorKind, RedisError, Value};
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 /// How calls to one server are limited.
@@ -25,8 +27,8 @@ pub struct CallLimits {
     pub timeout: Duration,
     /// Connections, at least 1. One is shared by all calls and is enough to saturate a server.
     pub pool_size: usize,
-    /// Calls on their way at once, at least 1. It bounds what waits while a server hangs, and so also what it may still
-    /// carry out, and charge, when it wakes.
+    /// Calls on their way at once, at least 1; others wait, within their own time. It bounds what a server that hangs may
+    /// still carry out, and charge, when it wakes.
     pub max_in_flight: usize,
     /// Failures in a row after which a server is not asked any more, at least 1.
     pub breaker_failures: u32,
@@ -83,7 +85,8 @@ pub(super) struct Node {
     dial: Dial,
     links: Pool<Connector>,
     limits: CallLimits,
-    in_flight: AtomicUsize,
+    /// One for each call that may be on its way.
+    places: Semaphore,
     breaker: Breaker,
     probe: Mutex<Probe>,
     /// Whether somebody is finding out what a call that was given up did not tell.
@@ -99,7 +102,7 @@ impl Node {
             dial,
             links,
             limits,
-            in_flight: AtomicUsize::new(0),
+            places: Semaphore::new(limits.max_in_flight),
             breaker,
             probe: Mutex::new(probe),
             asking_after: AtomicBool::new(false),
@@ -128,19 +131,20 @@ impl Node {
         self.breaker.is_open()
     }
 
-    /// Asks, unless the breaker is open or too many calls are on their way. Ends by `deadline`.
+    /// Asks, unless the breaker is open. Ends by `deadline`.
     pub(super) async fn call(
         self: &Arc<Self>,
         request: Request<'_>,
         manner: Manner,
         deadline: Instant,
     ) -> Result<Value, Failure> {
-        if self.breaker.is_open() {
-            return Err(Failure::BreakerOpen);
-        }
-        let place = self.take_place()?;
+        self.unless_open()?;
+        let place = self.take_place(deadline).await?;
+        // Of those that waited for a place, some were overtaken by the failures of others.
+        self.unless_open()?;
+        let call = Call { node: self, judged: false, _place: place };
         let outcome = self.attempt(request, manner, deadline).await;
-        place.leave(&outcome);
+        call.end(&outcome);
         outcome
     }
 
@@ -178,20 +182,27 @@ impl Node {
         outcome
     }
 
-    fn take_place(self: &Arc<Self>) -> Result<Place<'_>, Failure> {
-        if self.in_flight.fetch_add(1, Ordering::Relaxed) < self.limits.max_in_flight {
-            Ok(Place { node: self, left: false })
-        } else {
-            self.in_flight.fetch_sub(1, Ordering::Relaxed);
-            Err(Failure::Overloaded)
+    fn unless_open(&self) -> Result<(), Failure> {
+        if self.breaker.is_open() { Err(Failure::BreakerOpen) } else { Ok(()) }
+    }
+
+    /// Waits, if need be, until one of the calls on their way has ended.
+    async fn take_place(&self, deadline: Instant) -> Result<SemaphorePermit<'_>, Failure> {
+        if let Ok(place) = self.places.try_acquire() {
+            return Ok(place);
         }
+        let waiting = tokio::time::timeout_at(deadline, self.places.acquire()).await;
+        // Sent with no time left, it could only be carried out too late.
+        let in_time = |_: &SemaphorePermit<'_>| Instant::now() < deadline;
+        waiting.ok().and_then(Result::ok).filter(in_time).ok_or(Failure::Overloaded)
     }
 
     fn judge(self: &Arc<Self>, outcome: &Result<Value, Failure>) {
         match outcome {
             Err(failure) if failure.tells_against_server() => {
                 if self.breaker.failed() {
-                    tracing::warn!(redis = %self.url(), why = %self.told(failure), "the breaker opened: not asked until a probe succeeds");
+                    let (redis, why) = (self.url(), self.told(failure));
+                    tracing::warn!(%redis, %why, "the breaker opened: not asked until a probe succeeds");
                     self.watch();
                 }
             }
@@ -255,24 +266,23 @@ fn connecting(error: PoolError<RedisError>) -> Failure {
     }
 }
 
-/// One call's place among those on their way.
-struct Place<'a> {
+/// A call on its way.
+struct Call<'a> {
     node: &'a Arc<Node>,
-    left: bool,
+    judged: bool,
+    _place: SemaphorePermit<'a>,
 }
 
-impl Place<'_> {
-    /// The call is over.
-    fn leave(mut self, outcome: &Result<Value, Failure>) {
-        self.left = true;
+impl Call<'_> {
+    fn end(mut self, outcome: &Result<Value, Failure>) {
+        self.judged = true;
         self.node.judge(outcome);
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Call<'_> {
     fn drop(&mut self) {
-        self.node.in_flight.fetch_sub(1, Ordering::Relaxed);
-        if !self.left {
+        if !self.judged {
             self.node.ask_after();
         }
     }

@@ -19,7 +19,7 @@ pub const ALLOWANCE: Duration = Duration::from_millis(5);
 /// How much longer than a fault its errors may last: generous, as the machine may be busy.
 pub const SLACK: Duration = Duration::from_secs(5);
 /// A control that takes this long says that the machine stood still, and that an error may be due to that.
-const STALL: Duration = Duration::from_millis(10);
+const STALL: Duration = Duration::from_millis(20);
 /// How long an error may outlast a stall: a breaker that it opened closes by a probe.
 const AFTER_STALL: Duration = Duration::from_secs(1);
 /// After so many checks without an error, tidegate has recovered.
