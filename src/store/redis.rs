@@ -31,6 +31,7 @@ use sentinel::Sentinel;
 use shards::Shards;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// Whose time the buckets are refilled by.
@@ -203,6 +204,11 @@ impl RedisStore {
         };
         T::from_redis_value(reply).map_err(|error| StoreError::Protocol(fault::one_line(&error)))
     }
+}
+
+/// Give or take a fifth, so that a fleet does not knock in step.
+fn jittered(interval: Duration) -> Duration {
+    interval.mul_f64(0.8 + 0.4 * fastrand::f64())
 }
 
 impl Store for RedisStore {

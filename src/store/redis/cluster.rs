@@ -7,6 +7,7 @@
 
 use super::connect::Dial;
 use super::fault::Failure;
+use super::jittered;
 use super::node::{CallLimits, Manner, Node, Request};
 use super::script::{Probe, SLOTS};
 use super::sentinel::SEARCH;
@@ -219,9 +220,8 @@ async fn keep_map(known: Arc<Known>, found: watch::Sender<Option<Arc<Slots>>>) {
                     found.send_replace(Some(Arc::new(slots)));
                 }
                 sleep(SOONEST).await;
-                let usual = USUAL.mul_f64(0.8 + 0.4 * fastrand::f64());
                 // Either way it is time to read.
-                let _ = tokio::time::timeout(usual, known.doubt.notified()).await;
+                let _ = tokio::time::timeout(jittered(USUAL), known.doubt.notified()).await;
             }
             Err(why) => {
                 complaint.say(|more| tracing::warn!(why, more, "no node tells the cluster's slots"));

@@ -6,7 +6,7 @@
 use super::breaker::Breaker;
 use super::connect::{self, Connector, Dial, Link};
 use super::fault::{Failure, is_no_script};
-
+use super::jittered;
 use super::script::{Probe, Run};
 use super::url::RedisUrl;
 use crate::store::StoreError;
@@ -222,8 +222,7 @@ impl Node {
                     return;
                 }
                 drop(node);
-                // Jitter, so that a fleet does not knock in step.
-                tokio::time::sleep(interval.mul_f64(0.8 + 0.4 * fastrand::f64())).await;
+                tokio::time::sleep(jittered(interval)).await;
             }
         });
     }

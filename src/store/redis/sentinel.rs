@@ -11,6 +11,7 @@
 
 use super::connect::{Dial, Link, Role, says_master};
 use super::fault::{Failure, one_line};
+use super::jittered;
 use super::node::{CallLimits, Manner, Node, Request};
 use super::script::Probe;
 use crate::complaint::Complaint;
@@ -141,7 +142,7 @@ impl Watcher {
             let error = self.dial.url.redact(one_line(&error));
             *why.lock() = format!("{}: {error}", self.dial.url);
             complaint.say(|more| tracing::warn!(sentinel = %self.dial.url, error, more, "a sentinel does not answer"));
-            sleep(RETRY.mul_f64(0.8 + 0.4 * fastrand::f64())).await;
+            sleep(jittered(RETRY)).await;
         }
     }
 
