@@ -267,16 +267,6 @@ pub enum Source {
     DenyCache,
 }
 
-impl Source {
-    /// A short constant name, fit for a metric's label.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Store => "store",
-            Self::DenyCache => "deny_cache",
-        }
-    }
-}
-
 /// What came of an attempt to take.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Taken {

@@ -21,7 +21,7 @@ pub(super) struct Raw {
     pub(super) key_prefix: Option<String>,
     /// Where buckets are kept. Left out: in this process's memory.
     pub(super) redis: Option<Redis>,
-    /// Buckets in this process's memory; of no effect with `redis`.
+    /// Buckets in this process's memory: all of them without `redis`, and with it those of `on_store_error: local`.
     pub(super) memory: Option<Memory>,
     /// Buckets that Redis found empty, remembered so that it need not be asked again; of no effect without `redis`.
     pub(super) deny_cache: Option<DenyCache>,

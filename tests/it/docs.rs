@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tidegate::config;
+use tidegate::metrics::{Breaker, Decision, Metrics};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -59,6 +60,23 @@ fn every_command_and_flag_in_the_documents_exists() {
 
 const COMMANDS: [&str; 7] = ["serve", "validate", "config", "schema", "hash-key", "bucket", "key"];
 const SUBCOMMANDS: [&str; 6] = ["default", "show", "reset", "list", "set", "delete"];
+
+#[test]
+fn every_metric_and_every_decision_has_its_place_in_the_readme() {
+    let metrics = Metrics::new(["free"]);
+    metrics.store_failed("timeout");
+    metrics.watch_breaker(|| Breaker::Closed);
+    let (readme, told) = (fs::read_to_string(root().join("README.md")).unwrap(), metrics.text());
+    let row = |name: &str| readme.lines().find(|line| line.starts_with(&format!("| `{name}` |"))).map(str::to_owned);
+    let names = told.lines().filter(|line| !line.starts_with('#')).map(|line| line.split(['{', ' ']).next().unwrap());
+    for name in names {
+        assert!(row(name).is_some(), "no row of {name}");
+    }
+    let decisions = row("tidegate_checks_total").unwrap();
+    for decision in Decision::ALL {
+        assert!(decisions.contains(decision.word()), "{decision:?} is not told");
+    }
+}
 
 #[test]
 fn every_file_that_a_document_links_to_exists() {

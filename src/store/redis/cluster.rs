@@ -11,6 +11,7 @@ use super::jittered;
 use super::node::{CallLimits, Manner, Node, Request};
 use super::script::{Probe, SLOTS};
 use super::sentinel::SEARCH;
+use super::url::Address;
 use crate::complaint::Complaint;
 use crate::store::StoreError;
 use deadpool_redis::redis::{self, ErrorKind, ServerErrorKind, Value};
@@ -36,12 +37,10 @@ const REDIRECTS: usize = 3;
 /// No server.
 const NOBODY: u16 = u16::MAX;
 
-type Place = (String, u16);
-
 /// Which server holds which slot.
 #[derive(Debug)]
 struct Slots {
-    /// For each slot the place of its master in `masters`, or [`NOBODY`].
+    /// For each slot the index of its master in `masters`, or [`NOBODY`].
     owners: Vec<u16>,
     masters: Vec<Arc<Node>>,
 }
@@ -56,8 +55,8 @@ impl Slots {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct View {
     epoch: u64,
-    ranges: Vec<(u16, u16, Place)>,
-    replicas: Vec<Place>,
+    ranges: Vec<(u16, u16, Address)>,
+    replicas: Vec<Address>,
 }
 
 /// The servers of a Cluster.
@@ -77,29 +76,29 @@ struct Known {
     limits: CallLimits,
     probe: Probe,
     key_prefix: String,
-    /// All servers by their place, replicas included: connections outlive changes of the map.
-    nodes: Mutex<HashMap<Place, Arc<Node>>>,
+    /// All servers by their address, replicas included: connections outlive changes of the map.
+    nodes: Mutex<HashMap<Address, Arc<Node>>>,
     /// Asks for the map to be read at once.
     doubt: Notify,
     why_unknown: Mutex<String>,
 }
 
 impl Known {
-    /// The server at a place.
-    fn node(&self, place: &Place) -> Arc<Node> {
+    /// The server at a address.
+    fn node(&self, address: &Address) -> Arc<Node> {
         let mut nodes = self.nodes.lock();
-        if let Some(node) = nodes.get(place) {
+        if let Some(node) = nodes.get(address) {
             return node.clone();
         }
-        let dial = self.first().at(&place.0, place.1);
+        let dial = self.first().at(address);
         let node = Node::new(dial, self.limits, self.probe.clone());
-        nodes.insert(place.clone(), node.clone());
+        nodes.insert(address.clone(), node.clone());
         node
     }
 
-    /// The places that the configuration names.
-    fn seeds(&self) -> impl Iterator<Item = Place> {
-        self.seeds.iter().filter_map(|seed| seed.url.place()).map(|(host, port)| (host.to_owned(), port))
+    /// The addresses that the configuration names.
+    fn seeds(&self) -> impl Iterator<Item = Address> {
+        self.seeds.iter().filter_map(|seed| seed.url.address())
     }
 
     /// All servers are signed in to as the first seed is.
@@ -169,8 +168,8 @@ impl Cluster {
             if asks_anew || failure.doubts_slots() {
                 self.known.doubt.notify_one();
             }
-            let Some((place, asked)) = redirect else { return Err(node.told(&failure)) };
-            (node, manner) = (self.known.node(&place), asked);
+            let Some((address, asked)) = redirect else { return Err(node.told(&failure)) };
+            (node, manner) = (self.known.node(&address), asked);
             followed += 1;
         }
     }
@@ -194,7 +193,7 @@ impl Cluster {
 }
 
 /// Where a reply sends its caller, and how to ask there.
-fn redirect(failure: &Failure, asked: &Node) -> Option<(Place, Manner)> {
+fn redirect(failure: &Failure, asked: &Node) -> Option<(Address, Manner)> {
     let Failure::Redis(error) = failure else { return None };
     let (address, _) = error.redirect_node()?;
     let manner = match error.kind() {
@@ -204,7 +203,7 @@ fn redirect(failure: &Failure, asked: &Node) -> Option<(Place, Manner)> {
     let (host, port) = address.rsplit_once(':')?;
     // Without a host it is the one that was asked.
     let host = if host.is_empty() { asked.url().host()? } else { host };
-    Some(((host.to_owned(), port.parse().ok()?), manner))
+    Some((Address { host: host.to_owned(), port: port.parse().ok()? }, manner))
 }
 
 /// Reads the map again and again.
@@ -241,12 +240,12 @@ fn same_masters(before: Option<&Slots>, after: &Slots) -> bool {
 
 /// The newest view of several servers.
 async fn read_map(known: &Known) -> Result<Slots, String> {
-    let mut places: Vec<Place> = known.nodes.lock().keys().cloned().collect();
-    places.extend(known.seeds());
-    places.sort_unstable();
-    places.dedup();
-    fastrand::shuffle(&mut places);
-    let views = places.iter().take(ASKED).map(|place| async move { view(&known.node(place)).await });
+    let mut addresses: Vec<Address> = known.nodes.lock().keys().cloned().collect();
+    addresses.extend(known.seeds());
+    addresses.sort_unstable();
+    addresses.dedup();
+    fastrand::shuffle(&mut addresses);
+    let views = addresses.iter().take(ASKED).map(|address| async move { view(&known.node(address)).await });
     let mut newest: Result<View, String> = Err("no node is known".to_owned());
     for view in futures_util::future::join_all(views).await {
         newest = match (newest, view) {
@@ -261,12 +260,12 @@ async fn read_map(known: &Known) -> Result<Slots, String> {
 /// Makes the map of a view, and forgets the servers that neither it nor the configuration names.
 fn adopt(known: &Known, view: &View) -> Slots {
     let mut slots = Slots { owners: vec![NOBODY; usize::from(SLOTS)], masters: Vec::new() };
-    let mut places: Vec<&Place> = Vec::new();
-    for (from, to, place) in &view.ranges {
-        let index = places.iter().position(|other| *other == place).unwrap_or_else(|| {
-            places.push(place);
-            slots.masters.push(known.node(place));
-            places.len() - 1
+    let mut addresses: Vec<&Address> = Vec::new();
+    for (from, to, address) in &view.ranges {
+        let index = addresses.iter().position(|other| *other == address).unwrap_or_else(|| {
+            addresses.push(address);
+            slots.masters.push(known.node(address));
+            addresses.len() - 1
         });
         let index = u16::try_from(index).unwrap_or(NOBODY);
         slots.owners[usize::from(*from)..=usize::from(*to)].fill(index);
@@ -274,10 +273,11 @@ fn adopt(known: &Known, view: &View) -> Slots {
     for (index, master) in slots.masters.iter().enumerate() {
         master.probe_in_slot(&known.key_prefix, |slot| usize::from(slots.owners[usize::from(slot)]) == index);
     }
-    view.replicas.iter().for_each(|place| drop(known.node(place)));
-    let seeds: Vec<Place> = known.seeds().collect();
-    let named = |place: &Place| places.contains(&place) || view.replicas.contains(place) || seeds.contains(place);
-    known.nodes.lock().retain(|place, _| named(place));
+    view.replicas.iter().for_each(|address| drop(known.node(address)));
+    let seeds: Vec<Address> = known.seeds().collect();
+    let named =
+        |address: &Address| addresses.contains(&address) || view.replicas.contains(address) || seeds.contains(address);
+    known.nodes.lock().retain(|address, _| named(address));
     slots
 }
 
@@ -307,16 +307,16 @@ fn read_slots(reply: &Value, asked: &str) -> View {
         let [Value::Int(from), Value::Int(to), master, replicas @ ..] = parts.as_slice() else { continue };
         let (Ok(from), Ok(to)) = (u16::try_from(*from), u16::try_from(*to)) else { continue };
         let sound = from <= to && to < SLOTS;
-        let Some(master) = read_place(master, asked).filter(|_| sound) else { continue };
+        let Some(master) = read_address(master, asked).filter(|_| sound) else { continue };
         view.ranges.push((from, to, master));
-        view.replicas.extend(replicas.iter().filter_map(|replica| read_place(replica, asked)));
+        view.replicas.extend(replicas.iter().filter_map(|replica| read_address(replica, asked)));
     }
     view.replicas.sort_unstable();
     view.replicas.dedup();
     view
 }
 
-fn read_place(node: &Value, asked: &str) -> Option<Place> {
+fn read_address(node: &Value, asked: &str) -> Option<Address> {
     let Value::Array(parts) = node else { return None };
     let [host, Value::Int(port), ..] = parts.as_slice() else { return None };
     let host = match host {
@@ -325,11 +325,8 @@ fn read_place(node: &Value, asked: &str) -> Option<Place> {
         Value::Nil => "",
         _ => return None,
     };
-    match host {
-        "" => Some((asked.to_owned(), u16::try_from(*port).ok()?)),
-        "?" => None,
-        host => Some((host.to_owned(), u16::try_from(*port).ok()?)),
-    }
+    let host = if host.is_empty() { asked } else { host };
+    (host != "?").then_some(Address { host: host.to_owned(), port: u16::try_from(*port).ok()? })
 }
 
 /// Reads `cluster_current_epoch` in the reply to CLUSTER INFO.
@@ -367,10 +364,10 @@ mod tests {
             range(0, 1, vec![node(bulk("?"), 1)]),
             Value::Nil,
         ]);
-        let place = |host: &str, port| (host.to_owned(), port);
+        let address = |host: &str, port| Address { host: host.to_owned(), port };
         let view = read_slots(&reply, "asked");
-        assert_eq!(view.ranges, [(0, 99, place("10.0.0.1", 7000)), (100, 16_383, place("asked", 7002))]);
-        assert_eq!(view.replicas, [place("10.0.0.2", 7001)]);
+        assert_eq!(view.ranges, [(0, 99, address("10.0.0.1", 7000)), (100, 16_383, address("asked", 7002))]);
+        assert_eq!(view.replicas, [address("10.0.0.2", 7001)]);
         assert_eq!(read_slots(&Value::Nil, "asked"), View::default());
     }
 
@@ -382,7 +379,7 @@ mod tests {
 
     #[test]
     fn every_master_is_probed_in_a_slot_that_it_has_now() {
-        let place = |port| ("10.0.0.1".to_owned(), port);
+        let address = |port| Address { host: "10.0.0.1".to_owned(), port };
         let seeds = [7000, 7001].map(|port| Dial {
             url: format!("redis://10.0.0.1:{port}").parse().expect("it is a URL"),
             client_name: "test".into(),
@@ -398,10 +395,10 @@ mod tests {
             why_unknown: Mutex::default(),
         };
         // As the seeds are when they are asked for the map.
-        [7000, 7001].iter().for_each(|port| drop(known.node(&place(*port))));
+        [7000, 7001].iter().for_each(|port| drop(known.node(&address(*port))));
         let halves = |first, second| View {
-            ranges: vec![(0, 8191, place(first)), (8192, SLOTS - 1, place(second))],
-            replicas: vec![place(7002)],
+            ranges: vec![(0, 8191, address(first)), (8192, SLOTS - 1, address(second))],
+            replicas: vec![address(7002)],
             ..View::default()
         };
         for (first, second) in [(7000, 7001), (7001, 7000), (7002, 7000)] {
@@ -411,9 +408,9 @@ mod tests {
                 assert!(Arc::ptr_eq(owner, master), "{} is probed in another's slot", master.url());
             }
         }
-        let view = View { ranges: vec![(0, SLOTS - 1, place(7003))], ..View::default() };
+        let view = View { ranges: vec![(0, SLOTS - 1, address(7003))], ..View::default() };
         adopt(&known, &view);
-        let mut ports: Vec<u16> = known.nodes.lock().keys().map(|(_, port)| *port).collect();
+        let mut ports: Vec<u16> = known.nodes.lock().keys().map(|address| address.port).collect();
         ports.sort_unstable();
         assert_eq!(ports, [7000, 7001, 7003], "seeds stay, what nobody names goes");
     }

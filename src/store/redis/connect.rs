@@ -4,6 +4,7 @@
 //! time a connection is handed out, which halves the throughput; this one trusts a connection until a call fails on it.
 
 use super::RedisUrl;
+use super::url::Address;
 use deadpool::managed::{Manager, Metrics, Pool, RecycleError, RecycleResult};
 use deadpool_redis::redis::aio::{ConnectionLike as _, MultiplexedConnection, PubSub};
 use deadpool_redis::redis::{
@@ -82,8 +83,8 @@ pub(super) struct Dial {
 
 impl Dial {
     /// The same for another server.
-    pub(super) fn at(&self, host: &str, port: u16) -> Self {
-        Self { url: self.url.at(host, port), ..self.clone() }
+    pub(super) fn at(&self, address: &Address) -> Self {
+        Self { url: self.url.at(address), ..self.clone() }
     }
 
     /// Connects and signs in.

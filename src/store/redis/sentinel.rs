@@ -14,13 +14,13 @@ use super::fault::{Failure, one_line};
 use super::jittered;
 use super::node::{CallLimits, Manner, Node, Request};
 use super::script::Probe;
+use super::url::Address;
 use crate::complaint::Complaint;
 use crate::store::StoreError;
 use deadpool_redis::redis::{self, ErrorKind, FromRedisValue as _, Msg, RedisError};
 use futures_util::StreamExt as _;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -43,25 +43,13 @@ pub(super) const SEARCH: Duration = Duration::from_secs(1);
 /// What a Sentinel says when it has told a replica to become master, when it sees that it did, and when all is over.
 const EVENTS: [&str; 3] = ["+failover-state-wait-promotion", "+promoted-slave", "+switch-master"];
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
-    host: String,
-    port: u16,
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} port {}", self.host, self.port)
-    }
-}
-
 /// What is heard from a Sentinel.
 #[derive(Debug, PartialEq, Eq)]
 enum News {
-    /// Its view: the master, and the epoch of the configuration that made it so. `from`: its place among the Sentinels.
-    Master { from: usize, place: Place, epoch: u64 },
+    /// Its view: the master, and the epoch of the configuration that made it so. `from`: its number among the Sentinels.
+    Master { from: usize, address: Address, epoch: u64 },
     /// A server that is, or is about to be, the new master.
-    Promoted(Place),
+    Promoted(Address),
 }
 
 /// The master that the Sentinels name.
@@ -125,7 +113,7 @@ impl Sentinel {
 
 /// Asks and listens to one Sentinel.
 struct Watcher {
-    /// Its place among the Sentinels.
+    /// Its number among the Sentinels.
     number: usize,
     dial: Dial,
     /// The name under which it knows the master.
@@ -152,9 +140,9 @@ impl Watcher {
         within(channels.subscribe(&EVENTS[..])).await?;
         let mut events = channels.into_on_message();
         loop {
-            let (place, epoch) = within(ask(&mut link, &self.master)).await?;
+            let (address, epoch) = within(ask(&mut link, &self.master)).await?;
             // The follower is gone only when this task is about to be.
-            let _ = self.tell.send(News::Master { from: self.number, place, epoch }).await;
+            let _ = self.tell.send(News::Master { from: self.number, address, epoch }).await;
             tokio::select! {
                 event = events.next() => {
                     let closed = || RedisError::from((ErrorKind::Io, "the sentinel closed the connection"));
@@ -174,14 +162,14 @@ async fn within<T>(answer: impl Future<Output = Result<T, RedisError>>) -> Resul
 }
 
 /// The master, and the epoch of the configuration that made it so.
-async fn ask(link: &mut Link, name: &str) -> Result<(Place, u64), RedisError> {
+async fn ask(link: &mut Link, name: &str) -> Result<(Address, u64), RedisError> {
     let reply = link.send(redis::cmd("SENTINEL").arg("MASTER").arg(name)).await?;
     let fields = HashMap::<String, String>::from_redis_value(reply)?;
     let odd = || RedisError::from((ErrorKind::UnexpectedReturnType, "no ip and port in the sentinel's answer"));
     let (host, port) = fields.get("ip").zip(fields.get("port")).ok_or_else(odd)?;
-    let place = Place { host: host.clone(), port: port.parse().map_err(|_| odd())? };
+    let address = Address { host: host.clone(), port: port.parse().map_err(|_| odd())? };
     let epoch = fields.get("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or_default();
-    Ok((place, epoch))
+    Ok((address, epoch))
 }
 
 fn read_event(event: &Msg, name: &str) -> Option<News> {
@@ -197,8 +185,8 @@ fn read_payload(channel: &str, payload: &str, name: &str) -> Option<News> {
         (_, ["slave", _, host, port, "@", master, ..]) => (master, host, port),
         _ => return None,
     };
-    let place = Place { host: (*host).to_owned(), port: port.parse().ok()? };
-    (*master == name).then_some(News::Promoted(place))
+    let address = Address { host: (*host).to_owned(), port: port.parse().ok()? };
+    (*master == name).then_some(News::Promoted(address))
 }
 
 /// What the server that is followed said last of its role.
@@ -214,7 +202,7 @@ enum Standing {
 /// What was found out while the Sentinels were listened to.
 enum Seen {
     Role(Arc<Node>, Standing),
-    Promoted(Place),
+    Promoted(Address),
     /// Not in the time that it was watched.
     NotPromoted,
 }
@@ -225,10 +213,10 @@ struct Follower {
     limits: CallLimits,
     probe: Probe,
     found: watch::Sender<Option<Arc<Node>>>,
-    current: Option<(Place, u64)>,
+    current: Option<(Address, u64)>,
     standing: Standing,
     /// What each Sentinel named last.
-    named: Vec<Option<Place>>,
+    named: Vec<Option<Address>>,
     /// Whatever takes its time: no news wait for it.
     errands: JoinSet<Seen>,
     why: Arc<Mutex<String>>,
@@ -239,28 +227,30 @@ impl Follower {
     async fn run(mut self, mut hear: mpsc::Receiver<News>) {
         loop {
             tokio::select! {
+                // What was found out is seldom, and newer than what waits to be heard.
+                biased;
+                Some(Ok(seen)) = self.errands.join_next() => self.learn(seen).await,
                 news = hear.recv() => match news {
                     Some(news) => self.consider(news).await,
                     None => return,
                 },
-                Some(Ok(seen)) = self.errands.join_next() => self.learn(seen).await,
             }
         }
     }
 
     async fn consider(&mut self, news: News) {
         match news {
-            News::Master { from, place, epoch } => {
-                self.named[from] = Some(place.clone());
-                if let Some((_, known)) = self.current.as_mut().filter(|(current, _)| *current == place) {
+            News::Master { from, address, epoch } => {
+                self.named[from] = Some(address.clone());
+                if let Some((_, known)) = self.current.as_mut().filter(|(current, _)| *current == address) {
                     *known = epoch.max(*known);
-                } else if self.leaves_for(&place, epoch) {
-                    self.try_to_follow(place, epoch).await;
+                } else if self.leaves_for(&address, epoch) {
+                    self.try_to_follow(address, epoch).await;
                 }
             }
-            News::Promoted(place) if !self.is_current(&place) => {
-                let dial = Dial { role: Role::Any, ..self.access.at(&place.host, place.port) };
-                self.errands.spawn(watch_promotion(dial, place));
+            News::Promoted(address) if !self.is_current(&address) => {
+                let dial = Dial { role: Role::Any, ..self.access.at(&address) };
+                self.errands.spawn(watch_promotion(dial, address));
             }
             News::Promoted(_) => {}
         }
@@ -277,23 +267,23 @@ impl Follower {
                 self.standing = standing;
                 self.errands.spawn(watch_role(node));
             }
-            Seen::Promoted(place) if !self.is_current(&place) => {
+            Seen::Promoted(address) if !self.is_current(&address) => {
                 // Sentinels that have not heard yet name the old one, under an older epoch.
                 let epoch = self.current.as_ref().map_or(0, |(_, epoch)| epoch + 1);
-                self.try_to_follow(place, epoch).await;
+                self.try_to_follow(address, epoch).await;
             }
             Seen::Role(..) | Seen::Promoted(_) | Seen::NotPromoted => {}
         }
     }
 
-    fn is_current(&self, place: &Place) -> bool {
-        self.current.as_ref().is_some_and(|(current, _)| current == place)
+    fn is_current(&self, address: &Address) -> bool {
+        self.current.as_ref().is_some_and(|(current, _)| current == address)
     }
 
     /// Whether the word of a Sentinel for another server is to be believed.
-    fn leaves_for(&self, place: &Place, epoch: u64) -> bool {
+    fn leaves_for(&self, address: &Address, epoch: u64) -> bool {
         let Some((_, known)) = &self.current else { return true };
-        let named_by = || self.named.iter().flatten().filter(|named| *named == place).count();
+        let named_by = || self.named.iter().flatten().filter(|named| *named == address).count();
         epoch > *known
             || match self.standing {
                 Standing::Master => false,
@@ -302,21 +292,21 @@ impl Follower {
             }
     }
 
-    /// Follows the server at a place, connected to, if it says that it is a master.
-    async fn try_to_follow(&mut self, place: Place, epoch: u64) {
-        let node = Node::new(self.access.at(&place.host, place.port), self.limits, self.probe.clone());
+    /// Follows the server at a address, connected to, if it says that it is a master.
+    async fn try_to_follow(&mut self, address: Address, epoch: u64) {
+        let node = Node::new(self.access.at(&address), self.limits, self.probe.clone());
         let why = match ask_role(&node).await {
-            Ok(role) if says_master(&role) => return self.adopt(node, place, epoch),
-            Ok(_) => format!("{place} is named, and says itself that it is a replica"),
-            Err(failure) => format!("{place} is named: {}", failure.told(node.url(), PATIENCE)),
+            Ok(role) if says_master(&role) => return self.adopt(node, address, epoch),
+            Ok(_) => format!("{address} is named, and says itself that it is a replica"),
+            Err(failure) => format!("{address} is named: {}", failure.told(node.url(), PATIENCE)),
         };
         self.complaint.say(|more| tracing::warn!(why, more, "the master that the sentinels name cannot be used"));
         *self.why.lock() = why;
     }
 
-    fn adopt(&mut self, node: Arc<Node>, place: Place, epoch: u64) {
-        let old = self.current.replace((place, epoch));
-        let was = old.map_or("none".to_owned(), |(place, _)| place.to_string());
+    fn adopt(&mut self, node: Arc<Node>, address: Address, epoch: u64) {
+        let old = self.current.replace((address, epoch));
+        let was = old.map_or("none".to_owned(), |(address, _)| address.to_string());
         tracing::info!(master = %node.url(), was, epoch, "following the master that the sentinels name");
         self.standing = Standing::Master;
         self.errands.spawn(watch_role(node.clone()));
@@ -343,7 +333,7 @@ async fn watch_role(node: Arc<Node>) -> Seen {
 }
 
 /// Waits until a replica that was told to become a master is one.
-async fn watch_promotion(dial: Dial, place: Place) -> Seen {
+async fn watch_promotion(dial: Dial, address: Address) -> Seen {
     let (longest, step) = PROMOTION;
     let watching = async {
         // When a Sentinel promotes a server it has it close its connections, and this may be one of them.
@@ -352,7 +342,7 @@ async fn watch_promotion(dial: Dial, place: Place) -> Seen {
         }
     };
     match timeout(longest, watching).await {
-        Ok(()) => Seen::Promoted(place),
+        Ok(()) => Seen::Promoted(address),
         Err(_) => Seen::NotPromoted,
     }
 }
@@ -371,7 +361,7 @@ mod tests {
 
     #[test]
     fn events_of_the_master_that_is_followed_are_read_and_others_are_not() {
-        let promoted = |host: &str, port| Some(News::Promoted(Place { host: host.to_owned(), port }));
+        let promoted = |host: &str, port| Some(News::Promoted(Address { host: host.to_owned(), port }));
         let read = |channel, payload| read_payload(channel, payload, "mymaster");
         assert_eq!(read("+switch-master", "mymaster 10.0.0.1 6379 10.0.0.2 6380"), promoted("10.0.0.2", 6380));
         assert_eq!(read("+switch-master", "other 10.0.0.1 6379 10.0.0.2 6380"), None);

@@ -20,6 +20,20 @@ pub struct RedisUrl {
     shown: String,
 }
 
+/// Where a server is, as Sentinel and Cluster tell it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Address {
+    pub(super) host: String,
+    pub(super) port: u16,
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
 /// Why a text is no address of a Redis server. Holds nothing of the text, which may hold a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum UrlError {
@@ -163,19 +177,16 @@ impl RedisUrl {
 
     /// What Sentinel or a Cluster says is the address of another server, which is signed in to as this one is.
     #[must_use]
-    pub(super) fn at(&self, host: &str, port: u16) -> Self {
-        let (scheme, address) = match self.info.addr() {
+    pub(super) fn at(&self, address: &Address) -> Self {
+        let Address { host, port } = address.clone();
+        let (scheme, there) = match self.info.addr() {
             ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
                 let (insecure, tls_params) = (*insecure, tls_params.clone());
-                ("rediss", ConnectionAddr::TcpTls { host: host.to_owned(), port, insecure, tls_params })
+                ("rediss", ConnectionAddr::TcpTls { host, port, insecure, tls_params })
             }
-            _ => ("redis", ConnectionAddr::Tcp(host.to_owned(), port)),
+            _ => ("redis", ConnectionAddr::Tcp(host, port)),
         };
-        let shown = match host.contains(':') {
-            true => format!("{scheme}://[{host}]:{port}"),
-            false => format!("{scheme}://{host}:{port}"),
-        };
-        Self { info: self.info.clone().set_addr(address), shown }
+        Self { info: self.info.clone().set_addr(there), shown: format!("{scheme}://{address}") }
     }
 
     /// The same address, with nothing of how this one is signed in to.
@@ -208,10 +219,12 @@ impl RedisUrl {
         }
     }
 
-    /// Host and port of a server that is reached over TCP.
-    pub(super) fn place(&self) -> Option<(&str, u16)> {
+    /// Where a server is that is reached over TCP.
+    pub(super) fn address(&self) -> Option<Address> {
         match self.info.addr() {
-            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => Some((host, *port)),
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                Some(Address { host: host.clone(), port: *port })
+            }
             _ => None,
         }
     }
@@ -314,7 +327,10 @@ mod tests {
 
     #[test]
     fn another_server_is_signed_in_to_as_the_first() {
-        let url = "redis://user:hunter2@a:1/2".parse::<RedisUrl>().unwrap().at("fe80::1", 7000);
+        let url = "redis://user:hunter2@a:1/2"
+            .parse::<RedisUrl>()
+            .unwrap()
+            .at(&Address { host: "fe80::1".to_owned(), port: 7000 });
         assert_eq!(url.to_string(), "redis://[fe80::1]:7000");
         let settings = url.info.redis_settings();
         assert_eq!((settings.username(), settings.password(), settings.db()), (Some("user"), Some("hunter2"), 2));
