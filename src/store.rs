@@ -70,7 +70,7 @@ pub enum StoreError {
     ClusterDown(String),
     #[error("{0} failed several times in a row and is not asked until it answers a probe")]
     BreakerOpen(String),
-    #[error("too many calls to {0} are on their way")]
+    #[error("too many calls to {0} were on their way for this one to be sent in time")]
     Overloaded(String),
     #[error("redis answered with an error: {0}")]
     Refused(String),

@@ -55,6 +55,9 @@ impl Table {
         let redis = self.row(&on_redis, Some(&server), &requests, closed);
         let stingy = Service::tidegate(Some(&server.url()), process::STINGY);
         let denied = self.row(&stingy, Some(&server), &requests, closed);
+        let hammered = self.row(&stingy, Some(&server), &requests[..1], closed);
+        let dead = redis::Server::start(&[]).url();
+        let away = self.row(&Service::tidegate(Some(&dead), process::GENEROUS), None, &requests, closed);
 
         println!("Closed loop, 4 connections x 32 streams:\n");
         println!(
@@ -83,6 +86,8 @@ impl Table {
         print("tidegate, memory", &memory);
         print("tidegate, Redis", &redis);
         print("tidegate, Redis, nearly all denied", &denied);
+        print("tidegate, Redis, one caller that hammers", &hammered);
+        print("tidegate, Redis away", &away);
 
         println!("\nOpen loop at half of that rate, latency from the intended start:\n");
         println!("| | offered/s | answered/s | p50 µs | p99 µs | p99.9 µs | service µs/check | Redis µs/check |");

@@ -322,3 +322,124 @@ fn a_url_is_shown_without_its_password() {
     let url: RedisUrl = "redis://someone:s3cret@localhost:7000/2".parse().unwrap();
     assert_eq!(format!("{url} {url:?}"), "redis://localhost:7000/2 redis://localhost:7000/2");
 }
+
+#[tokio::test]
+async fn calls_beyond_those_that_may_be_on_their_way_wait_and_are_all_answered() {
+    let usual = settings(&shared().url());
+    let limits = CallLimits { max_in_flight: 2, ..usual.limits };
+    let store = RedisStore::new(RedisSettings { limits, ..usual });
+    let key = fresh_key();
+    let charges = [charge(&key, quota(100.0, NEVER), 1.0)];
+    let takes = (0..100).map(|_| store.take(&charges));
+    assert!(futures_util::future::join_all(takes).await.into_iter().all(|taken| taken.unwrap().admitted));
+}
+
+#[tokio::test]
+async fn calls_that_find_no_place_in_time_say_so_and_are_never_sent() {
+    let server = Server::start(&[]);
+    let usual = within(Duration::from_millis(200), settings(&server.url()));
+    let limits = CallLimits { max_in_flight: 1, breaker_failures: 1000, ..usual.limits };
+    let store = RedisStore::new(RedisSettings { limits, ..usual });
+    until(&store, Result::is_ok).await;
+    server.signal("STOP");
+    let key = fresh_key();
+    let charges = [charge(&key, quota(100.0, 1.0), 1.0)];
+    let takes = (0..20).map(|_| store.take(&charges));
+    let kinds: Vec<_> =
+        futures_util::future::join_all(takes).await.into_iter().map(|t| t.unwrap_err().kind()).collect();
+    assert_eq!(kinds.iter().filter(|kind| **kind == "timeout").count(), 1, "{kinds:?}");
+    assert_eq!(kinds.iter().filter(|kind| **kind == "overloaded").count(), 19, "{kinds:?}");
+    server.signal("CONT");
+    until(&store, Result::is_ok).await;
+    let left = store.peek(&charges).await.unwrap().tokens(&charges).next().unwrap();
+    assert!(left >= 99.0, "one at most was carried out late: {left}");
+}
+
+#[tokio::test]
+async fn a_unix_socket_is_connected_to_with_a_password_a_user_and_a_database() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("redis.sock");
+    let server = Server::start(&["--unixsocket", socket.to_str().unwrap()]);
+    let () = server.run(&["ACL", "SETUSER", "tidegate", "on", ">p@ss/word", "~*", "+@all"]);
+    let key = fresh_key();
+    let url = format!("unix://{}?db=4&user=tidegate", socket.display());
+    let url = url.parse::<RedisUrl>().unwrap().with_password("p@ss/word");
+    assert!(!format!("{url} {url:?}").contains("p@ss"));
+    let store = RedisStore::new(within(PATIENCE, RedisSettings::new(url)));
+    assert!(store.take(&one(&key)).await.unwrap().admitted);
+    assert_eq!(
+        server.run::<Vec<String>>(&["CLIENT", "LIST", "TYPE", "normal"]).concat().matches("user=tidegate").count(),
+        1
+    );
+    assert!(!server.run::<bool>(&["EXISTS", key.as_str()]), "it is in database 4");
+}
+
+#[tokio::test]
+async fn a_host_may_be_an_ipv6_address() {
+    let server = Server::start(&["--bind", "127.0.0.1", "::1"]);
+    let store = store(&format!("redis://[::1]:{}/0", server.port()));
+    assert!(take(&store).await.unwrap().admitted);
+}
+
+#[tokio::test]
+async fn the_server_is_told_who_its_client_is() {
+    let server = Server::start(&[]);
+    let client_name = "tidegate-eu".to_owned();
+    let store = RedisStore::new(RedisSettings { client_name, ..settings(&server.url()) });
+    assert!(take(&store).await.unwrap().admitted);
+    let list: String = server.run(&["CLIENT", "LIST"]);
+    assert!(list.contains(" name=tidegate-eu "), "{list}");
+}
+
+#[tokio::test]
+async fn a_bucket_stored_above_its_maximum_as_by_an_old_snapshot_is_cut_to_it() {
+    let (store, key) = (store(&shared().url()), fresh_key());
+    for (tokens, last_refill) in [("1e9", "1700000000.000000"), ("11", "1.000000"), ("1e300", "99999999999.000000")] {
+        let () = shared().run(&["HSET", key.as_str(), "tokens", tokens, "last_refill", last_refill]);
+        assert_eq!(left(store.peek(&one(&key)).await, &key), 10.0, "{tokens}");
+        assert_eq!(left(store.take(&one(&key)).await, &key), 9.0, "{tokens}");
+    }
+}
+
+#[tokio::test]
+async fn a_dead_server_is_asked_no_more_after_some_failures_and_found_again_by_a_probe() {
+    let server = Server::start(&[]);
+    let usual = settings(&server.url());
+    let limits = CallLimits { breaker_failures: 3, probe_interval: Duration::from_millis(20), ..usual.limits };
+    let store = RedisStore::new(RedisSettings { limits, ..usual });
+    assert!(take(&store).await.unwrap().admitted);
+    let place = server.kill();
+    let kinds = [error_kind(&store).await, error_kind(&store).await, error_kind(&store).await];
+    assert_eq!(kinds, ["connection"; 3]);
+    assert_eq!(error_kind(&store).await, "breaker_open");
+    assert_eq!(store.open_breakers(), 1);
+    let _successor = Server::back(&place);
+    until(&store, Result::is_ok).await;
+    assert_eq!(store.open_breakers(), 0);
+}
+
+#[tokio::test]
+async fn one_damaged_bucket_opens_the_breaker_for_nobody() {
+    let (store, foreign) = (store(&shared().url()), fresh_key());
+    let () = shared().run(&["SET", foreign.as_str(), "precious"]);
+    for _ in 0..20 {
+        assert_eq!(store.take(&one(&foreign)).await.unwrap_err().kind(), "wrong_type");
+    }
+    assert!(take(&store).await.unwrap().admitted);
+}
+
+#[tokio::test]
+async fn a_wrong_password_makes_few_connections_however_many_calls_come() {
+    let server = Server::start(&["--requirepass", "right"]);
+    let store = store(&format!("redis://:wrong@127.0.0.1:{}", server.port()));
+    let connections = || -> u64 {
+        let told: String = server.run(&["INFO", "stats"]);
+        crate::support::field(&told, "total_connections_received").unwrap().parse().unwrap()
+    };
+    let before = connections();
+    for _ in 0..200 {
+        assert!(take(&store).await.is_err());
+    }
+    // Five until the breaker opens, a probe at once and some more, and the two that ask here.
+    assert!(connections() - before < 30, "{} connections for 200 calls", connections() - before);
+}

@@ -15,7 +15,7 @@ pub(super) enum Failure {
     Timeout,
     /// Not sent: the server failed before, and did not answer a probe since.
     BreakerOpen,
-    /// Not sent: as many calls as are allowed are on their way.
+    /// Not sent: as many calls as are allowed were on their way until there was no time left.
     Overloaded,
     /// Not sent: nobody knows which server to ask.
     Nowhere(String),

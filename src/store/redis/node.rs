@@ -11,8 +11,8 @@ use super::url::RedisUrl;
 use deadpool::managed::{Pool, PoolError};
 use deadpool_redis::redis::{Cmd, ErrorKind, RedisError, Value};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 /// How calls to one server are limited.
@@ -22,8 +22,8 @@ pub struct CallLimits {
     pub timeout: Duration,
     /// Connections, at least 1. One is shared by all calls and is enough to saturate a server.
     pub pool_size: usize,
-    /// Calls on their way at once, at least 1. It bounds what waits while a server hangs, and so also what it may still
-    /// carry out, and charge, when it wakes.
+    /// Calls on their way at once, at least 1; others wait, within their own time. It bounds what a server that hangs may
+    /// still carry out, and charge, when it wakes.
     pub max_in_flight: usize,
     /// Failures in a row after which a server is not asked any more, at least 1.
     pub breaker_failures: u32,
@@ -80,7 +80,8 @@ pub(super) struct Node {
     dial: Dial,
     links: Pool<Connector>,
     limits: CallLimits,
-    in_flight: AtomicUsize,
+    /// One for each call that may be on its way.
+    places: Semaphore,
     breaker: Breaker,
     probe: Probe,
 }
@@ -90,7 +91,7 @@ impl Node {
     pub(super) fn new(dial: Dial, limits: CallLimits, probe: Probe) -> Arc<Self> {
         let links = connect::links(dial.clone(), limits.pool_size);
         let breaker = Breaker::new(limits.breaker_failures);
-        Arc::new(Self { dial, links, limits, in_flight: AtomicUsize::new(0), breaker, probe })
+        Arc::new(Self { dial, links, limits, places: Semaphore::new(limits.max_in_flight), breaker, probe })
     }
 
     pub(super) fn url(&self) -> &RedisUrl {
@@ -101,7 +102,7 @@ impl Node {
         self.breaker.is_open()
     }
 
-    /// Asks, unless the breaker is open or too many calls are on their way. Ends by `deadline`.
+    /// Asks, unless the breaker is open. Ends by `deadline`.
     pub(super) async fn call(
         self: &Arc<Self>,
         request: Request<'_>,
@@ -111,7 +112,7 @@ impl Node {
         if self.breaker.is_open() {
             return Err(Failure::BreakerOpen);
         }
-        let _place = self.take_place()?;
+        let _place = self.take_place(deadline).await?;
         let outcome = self.attempt(request, manner, deadline).await;
         self.judge(&outcome);
         outcome
@@ -141,13 +142,15 @@ impl Node {
         outcome
     }
 
-    fn take_place(&self) -> Result<Place<'_>, Failure> {
-        let place = Place(&self.in_flight);
-        if self.in_flight.fetch_add(1, Ordering::Relaxed) < self.limits.max_in_flight {
-            Ok(place)
-        } else {
-            Err(Failure::Overloaded)
+    /// Waits, if need be, until one of the calls on their way has ended.
+    async fn take_place(&self, deadline: Instant) -> Result<SemaphorePermit<'_>, Failure> {
+        if let Ok(place) = self.places.try_acquire() {
+            return Ok(place);
         }
+        let waiting = tokio::time::timeout_at(deadline, self.places.acquire()).await;
+        // Sent with no time left, it could only be carried out too late.
+        let in_time = |_: &SemaphorePermit<'_>| Instant::now() < deadline;
+        waiting.ok().and_then(Result::ok).filter(in_time).ok_or(Failure::Overloaded)
     }
 
     fn judge(self: &Arc<Self>, outcome: &Result<Value, Failure>) {
@@ -201,14 +204,5 @@ fn connecting(error: PoolError<RedisError>) -> Failure {
     match error {
         PoolError::Backend(error) => error.into(),
         other => RedisError::from((ErrorKind::Client, "no connection", other.to_string())).into(),
-    }
-}
-
-/// One call's place among those on their way.
-struct Place<'a>(&'a AtomicUsize);
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
