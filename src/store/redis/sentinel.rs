@@ -4,8 +4,9 @@
 //! known, and when the server named says itself that it is a master. Takes the Sentinels' addresses and gives a [`Node`];
 //! knows no buckets.
 //!
-//! Sentinel tells of a graceful failover when it is over, a second and more after the replica became a master; what was
-//! written to the old one meanwhile is lost. So the promotion is watched from the moment it is announced.
+//! Sentinel tells of a graceful failover when it is over, a second and more after the replica became a master; what is
+//! written to the old one meanwhile is lost. So the replica that was selected is connected to beforehand, calls are held
+//! for some milliseconds when it is told to become master, and go to it as soon as it says that it is one.
 
 use super::RedisUrl;
 use super::connect::{Dial, Link, Role, says_master};
@@ -31,13 +32,17 @@ const ROLE_POLL: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long a Sentinel that failed is left alone.
 const RETRY: Duration = Duration::from_millis(500);
-/// How long a replica that is to be promoted is watched, and how often it is asked.
+/// How long calls are held for a replica that was told to become master, and how often it is asked meanwhile.
+const HOLD: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(1));
+/// How long it is asked after that, calls going to the old master again, and how often.
 const PROMOTION: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(5));
 /// How long after the start calls wait for the first master to be found, at least.
 pub(super) const SEARCH: Duration = Duration::from_secs(1);
 
-/// What a Sentinel says when it has told a replica to become master, when it sees that it did, and when all is over.
-const EVENTS: [&str; 3] = ["+failover-state-wait-promotion", "+promoted-slave", "+switch-master"];
+/// What a Sentinel says when it has chosen a replica, a tenth of a second before it tells it to become master.
+const SELECTED: &str = "+selected-slave";
+/// What a Sentinel says when it has told it, when it sees that it did, and when all is over.
+const PROMOTED: [&str; 3] = ["+failover-state-wait-promotion", "+promoted-slave", "+switch-master"];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Place {
@@ -56,14 +61,35 @@ impl fmt::Display for Place {
 enum News {
     /// Its view: the master, and the epoch of the configuration that made it so.
     Master(Place, u64),
+    /// A replica that is to become the new master.
+    Selected(Place),
     /// A server that is, or is about to be, the new master.
     Promoted(Place),
+}
+
+/// Where calls go.
+#[derive(Clone, Debug)]
+enum Direction {
+    Unknown,
+    To(Arc<Node>),
+    /// Nowhere, for some milliseconds: this one is about to be left.
+    Hold(Arc<Node>),
+}
+
+impl Direction {
+    /// The master, even if it is about to be left.
+    fn node(&self) -> Option<Arc<Node>> {
+        match self {
+            Self::Unknown => None,
+            Self::To(node) | Self::Hold(node) => Some(node.clone()),
+        }
+    }
 }
 
 /// The master that the Sentinels name.
 #[derive(Debug)]
 pub(super) struct Sentinel {
-    master: watch::Receiver<Option<Arc<Node>>>,
+    direction: watch::Receiver<Direction>,
     url: RedisUrl,
     why_unknown: Arc<Mutex<String>>,
     search_until: Instant,
@@ -75,7 +101,7 @@ impl Sentinel {
     /// Starts to follow. `access` is how masters are signed in to; its address is not used.
     pub(super) fn follow(sentinels: Vec<Dial>, name: String, access: Dial, limits: CallLimits, probe: Probe) -> Self {
         let (tell, hear) = mpsc::channel(16);
-        let (found, master) = watch::channel(None);
+        let (direct, direction) = watch::channel(Direction::Unknown);
         let why_unknown = Arc::new(Mutex::new("none has answered yet".to_owned()));
         let url = sentinels.first().map_or_else(|| access.url.clone(), |sentinel| sentinel.url.clone());
         let mut tasks = JoinSet::new();
@@ -83,15 +109,16 @@ impl Sentinel {
             tasks.spawn(watch_sentinel(dial, name.clone(), tell.clone(), why_unknown.clone()));
         }
         let (why, complaint) = (why_unknown.clone(), Complaint::default());
-        let follower = Follower { access, limits, probe, found, current: None, demoted: false, why, complaint };
+        let follower =
+            Follower { access, limits, probe, direct, current: None, demoted: false, selected: None, why, complaint };
         tasks.spawn(follower.run(hear));
         let search_until = Instant::now() + SEARCH.max(limits.timeout);
-        Self { master, url, why_unknown, search_until, _tasks: tasks }
+        Self { direction, url, why_unknown, search_until, _tasks: tasks }
     }
 
     /// The master if one is known.
     pub(super) fn known(&self) -> Option<Arc<Node>> {
-        self.master.borrow().clone()
+        self.direction.borrow().node()
     }
 
     /// For messages, when no master is known.
@@ -99,18 +126,24 @@ impl Sentinel {
         &self.url
     }
 
-    /// The master. Soon after the start, calls wait for it until their deadline.
+    /// The master. Calls wait for it, until their deadline, while it changes, and soon after the start.
     pub(super) async fn master(&self, deadline: Instant) -> Result<Arc<Node>, Failure> {
-        if let Some(node) = self.known() {
-            return Ok(node);
+        let until = match &*self.direction.borrow() {
+            Direction::To(node) => return Ok(node.clone()),
+            Direction::Hold(_) => deadline,
+            Direction::Unknown => deadline.min(self.search_until),
+        };
+        let mut direction = self.direction.clone();
+        let directed = direction.wait_for(|direction| matches!(direction, Direction::To(_)));
+        let directed = tokio::time::timeout_at(until, directed).await.ok().and_then(Result::ok);
+        match directed.as_deref() {
+            Some(Direction::To(node)) => Ok(node.clone()),
+            _ if self.known().is_some() => Err(Failure::Timeout),
+            _ => {
+                let why = self.why_unknown.lock().unwrap_or_else(PoisonError::into_inner);
+                Err(Failure::Nowhere(format!("no master is known from the sentinels: {why}")))
+            }
         }
-        let mut master = self.master.clone();
-        let found = tokio::time::timeout_at(deadline.min(self.search_until), master.wait_for(Option::is_some)).await;
-        let found = found.ok().and_then(Result::ok).and_then(|node| node.clone());
-        found.ok_or_else(|| {
-            let why = self.why_unknown.lock().unwrap_or_else(PoisonError::into_inner);
-            Failure::Nowhere(format!("no master is known from the sentinels: {why}"))
-        })
     }
 }
 
@@ -133,7 +166,7 @@ fn note(why: &Mutex<String>, text: String) {
 async fn listen_to(dial: &Dial, name: &str, tell: &mpsc::Sender<News>) -> Result<std::convert::Infallible, RedisError> {
     let mut link = dial.clone().connect().await?;
     let mut channels = dial.listen().await?;
-    within(channels.subscribe(&EVENTS[..])).await?;
+    within(channels.subscribe(&[&PROMOTED[..], &[SELECTED]].concat())).await?;
     let mut events = channels.into_on_message();
     loop {
         let news = within(ask(&mut link, name)).await?;
@@ -180,7 +213,8 @@ fn read_payload(channel: &str, payload: &str, name: &str) -> Option<News> {
         _ => return None,
     };
     let place = Place { host: (*host).to_owned(), port: port.parse().ok()? };
-    (*master == name).then_some(News::Promoted(place))
+    let news = if channel == SELECTED { News::Selected(place) } else { News::Promoted(place) };
+    (*master == name).then_some(news)
 }
 
 /// Decides which server is the master.
@@ -188,10 +222,12 @@ struct Follower {
     access: Dial,
     limits: CallLimits,
     probe: Probe,
-    found: watch::Sender<Option<Arc<Node>>>,
+    direct: watch::Sender<Direction>,
     current: Option<(Place, u64)>,
     /// Whether the current one said that it is no master any more.
     demoted: bool,
+    /// A connection to the replica that was chosen to be the next.
+    selected: Option<(Place, Link)>,
     why: Arc<Mutex<String>>,
     complaint: Complaint,
 }
@@ -221,15 +257,17 @@ impl Follower {
                     self.adopt(node, place, newer);
                 }
             }
+            News::Selected(place) if !is_current(&place) => {
+                let link = self.any_at(&place).connect().await.ok();
+                self.selected = link.map(|link| (place, link));
+            }
             News::Promoted(place) if !is_current(&place) => {
-                if self.becomes_master(&place).await
-                    && let Some(node) = self.master_at(&place).await
-                {
+                if let Some(node) = self.promoted(&place).await {
                     // Sentinels that have not heard yet name the old one, under an older epoch.
                     self.adopt(node, place, epoch + 1);
                 }
             }
-            News::Master(..) | News::Promoted(_) => {}
+            News::Master(..) | News::Selected(_) | News::Promoted(_) => {}
         }
     }
 
@@ -238,7 +276,7 @@ impl Follower {
         let was = old.map_or("none".to_owned(), |(place, _)| place.to_string());
         tracing::info!(master = %node.url(), was, epoch, "following the master that the sentinels name");
         self.demoted = false;
-        self.found.send_replace(Some(node));
+        self.direct.send_replace(Direction::To(node));
     }
 
     /// The server at a place, connected to, if it says that it is a master.
@@ -254,23 +292,40 @@ impl Follower {
         None
     }
 
-    /// Waits until a replica that was told to become a master is one. False when it does not.
-    async fn becomes_master(&self, place: &Place) -> bool {
-        let dial = Dial { role: Role::Any, ..self.access.at(&place.host, place.port) };
-        let (longest, step) = PROMOTION;
-        let watching = async {
-            let mut link = dial.connect().await?;
-            while !says_master(&link.send(&redis::cmd("ROLE")).await?) {
-                sleep(step).await;
-            }
-            Ok::<_, RedisError>(())
+    /// The server at a place, in whatever role.
+    fn any_at(&self, place: &Place) -> Dial {
+        Dial { role: Role::Any, ..self.access.at(&place.host, place.port) }
+    }
+
+    /// Waits until a replica that was told to become a master is one. At first calls are held: what they write to the
+    /// old master from now on would be lost.
+    async fn promoted(&mut self, place: &Place) -> Option<Arc<Node>> {
+        let known = match self.selected.take() {
+            Some((selected, link)) if selected == *place => Some(link),
+            _ => self.any_at(place).connect().await.ok(),
         };
-        timeout(longest, watching).await.is_ok_and(|watched| watched.is_ok())
+        let mut link = known?;
+        let old = self.direct.borrow().node().filter(|old| !old.breaker_is_open());
+        if let Some(old) = &old {
+            self.direct.send_replace(Direction::Hold(old.clone()));
+        }
+        let mut node = None;
+        if becomes_master(&mut link, HOLD).await {
+            node = timeout(HOLD.0, self.master_at(place)).await.ok().flatten();
+        }
+        // Whoever was held must not wait for longer, whatever became of it.
+        if let Some(old) = old.filter(|_| node.is_none()) {
+            self.direct.send_replace(Direction::To(old));
+        }
+        if node.is_none() && becomes_master(&mut link, PROMOTION).await {
+            node = self.master_at(place).await;
+        }
+        node
     }
 
     /// A server that was demoted may be followed by one of any epoch.
     async fn check_role(&mut self) {
-        let Some(node) = self.found.borrow().clone() else { return };
+        let Some(node) = self.direct.borrow().node() else { return };
         let demoted = match ask_role(&node).await {
             Ok(role) => !says_master(&role),
             // It does not answer, which the breaker deals with; or it was connected to anew and said that it is a replica.
@@ -281,6 +336,17 @@ impl Follower {
         }
         self.demoted = demoted;
     }
+}
+
+/// Asks a server for its role until it is a master. False when it does not become one in time.
+async fn becomes_master(link: &mut Link, (longest, step): (Duration, Duration)) -> bool {
+    let watching = async {
+        while !says_master(&link.send(&redis::cmd("ROLE")).await?) {
+            sleep(step).await;
+        }
+        Ok::<_, RedisError>(())
+    };
+    timeout(longest, watching).await.is_ok_and(|watched| watched.is_ok())
 }
 
 async fn ask_role(node: &Node) -> Result<redis::Value, Failure> {
@@ -299,6 +365,8 @@ mod tests {
         assert_eq!(read("+switch-master", "other 10.0.0.1 6379 10.0.0.2 6380"), None);
         let replica = "slave 10.0.0.2:6380 10.0.0.2 6380 @ mymaster 10.0.0.1 6379";
         assert_eq!(read("+promoted-slave", replica), promoted("10.0.0.2", 6380));
+        let selected = Place { host: "10.0.0.2".to_owned(), port: 6380 };
+        assert_eq!(read("+selected-slave", replica), Some(News::Selected(selected)));
         assert_eq!(read("+promoted-slave", "slave a a x @ mymaster b 1"), None);
         assert_eq!(read("+failover-state-wait-promotion", "slave a fe80::1 7 @ mymaster b 1"), promoted("fe80::1", 7));
         assert_eq!(read("+switch-master", ""), None);
