@@ -2,7 +2,7 @@
 
 mod readiness;
 
-use crate::clock::{SteadyClock, SystemClock, SystemStopwatch};
+use crate::clock::{SteadyClock, SystemClock};
 use crate::config::{ClockSource, Config, LogFormat, Settings};
 use crate::ext_authz::Service;
 use crate::limiter::Limiter;
@@ -84,7 +84,7 @@ fn limiter(policy: Policy, store: Arc<dyn Store>, redis: Option<Arc<RedisStore>>
         KeyMemory::new(redis, &policy.key_prefix, &policy.tiers, settings)
     });
     let limiter = Limiter::new(policy, store).with_fallback(Arc::new(SteadyClock::default()), settings.memory_capacity);
-    let limiter = if settings.dedupe { limiter.deduping(Arc::new(SystemStopwatch::start())) } else { limiter };
+    let limiter = if settings.dedupe { limiter.deduping(Arc::new(SteadyClock::default())) } else { limiter };
     match keys {
         Some(keys) => limiter.with_keys(keys),
         None => limiter,
@@ -96,7 +96,7 @@ fn remembering(store: Arc<RedisStore>, settings: &Settings) -> Arc<dyn Store> {
     let Some(cache) = settings.deny_cache else {
         return store;
     };
-    Arc::new(DenyCache::new(store, Arc::new(SystemStopwatch::start()), cache.size, cache.max_age))
+    Arc::new(DenyCache::new(store, Arc::new(SteadyClock::default()), cache.size, cache.max_age))
 }
 
 async fn run(config: Config, origin: &str) -> Result<(), AppError> {

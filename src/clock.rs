@@ -42,6 +42,12 @@ impl Clock for SteadyClock {
     }
 }
 
+impl Stopwatch for SteadyClock {
+    fn elapsed(&self) -> Duration {
+        self.begun.elapsed()
+    }
+}
+
 /// A clock that stands still until it is set, for tests.
 #[derive(Debug, Default)]
 pub struct SetClock {
@@ -69,24 +75,6 @@ impl Clock for SetClock {
 pub trait Stopwatch: Debug + Send + Sync {
     /// Time since it was started; never less than before.
     fn elapsed(&self) -> Duration;
-}
-
-/// This machine's monotonic clock.
-#[derive(Clone, Copy, Debug)]
-pub struct SystemStopwatch {
-    start: Instant,
-}
-
-impl SystemStopwatch {
-    pub fn start() -> Self {
-        Self { start: Instant::now() }
-    }
-}
-
-impl Stopwatch for SystemStopwatch {
-    fn elapsed(&self) -> Duration {
-        self.start.elapsed()
-    }
 }
 
 /// A stopwatch that stands still until it is set, for tests.

@@ -4,6 +4,7 @@
 //! labels are known stand at 0 from the start, and counting in them is an index and an atomic addition. Knows nothing
 //! of what is counted.
 
+use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, text};
 use prometheus_client::metrics::counter::Counter;
@@ -13,7 +14,6 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 
 /// The content type of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -157,19 +157,15 @@ impl Metrics {
 
     /// Has `state` asked whenever the metrics are read.
     pub fn watch_breaker(&self, state: impl Fn() -> Breaker + Send + Sync + 'static) {
-        self.registry().register_collector(Box::new(BreakerState(state)));
+        self.registry.lock().register_collector(Box::new(BreakerState(state)));
     }
 
     /// All of them, as OpenMetrics text.
     pub fn text(&self) -> String {
         let mut told = String::with_capacity(8 << 10);
         // Writing into a String cannot fail.
-        let _ = text::encode(&mut told, &self.registry());
+        let _ = text::encode(&mut told, &self.registry.lock());
         told
-    }
-
-    fn registry(&self) -> impl std::ops::DerefMut<Target = Registry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tier(&self, name: &str) -> Option<&Tier> {

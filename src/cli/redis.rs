@@ -4,7 +4,7 @@ use super::{Failure, Source};
 use crate::app;
 use crate::config::{self, Config, Environment};
 use crate::store::StoreError;
-use crate::store::redis::RedisStore;
+use crate::store::redis::{CallLimits, RedisStore};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,8 +22,9 @@ pub(super) struct Redis {
 pub(super) fn open(source: Source, what: &str) -> Result<Redis, Failure> {
     let mut config = config::load(&source.flags(None), &Environment::of_process())?;
     if let Some(redis) = &mut config.settings.redis {
-        // Nobody's request waits for this.
+        // Nobody's request waits for this, and no crowd asks.
         redis.limits.timeout = redis.limits.timeout.max(PATIENCE);
+        redis.limits.max_in_flight = redis.limits.max_in_flight.max(CallLimits::default().max_in_flight);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let store = runtime.block_on(async { app::redis_store(&config.settings, &config.policy.key_prefix) });

@@ -14,9 +14,10 @@ use crate::recent::Recent;
 use crate::store::{Store, StoreError};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
+use parking_lot::Mutex;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How long an answer is kept for whoever asks again. Envoy's timeout for a Check, retries included, is 200 ms by
@@ -70,7 +71,7 @@ impl Dedupe {
     fn begin(&self, id: &[u8], charges: &[Charge]) -> Shared<BoxFuture<'static, Answer>> {
         let name = name(id, charges);
         let now = self.stopwatch.elapsed();
-        let mut takes = lock(&self.takes);
+        let mut takes = self.takes.lock();
         if let Some(take) = takes.get(&name).filter(|take| now.saturating_sub(take.begun) < WINDOW) {
             self.repeats.fetch_add(1, Ordering::Relaxed);
             return take.answer.clone();
@@ -88,7 +89,7 @@ impl Dedupe {
         async move {
             let answer = store.take(&charges).await;
             if answer.as_ref().is_err_and(|error| !error.may_have_charged()) {
-                let mut takes = lock(&takes);
+                let mut takes = takes.lock();
                 if takes.peek(&name).is_some_and(|take| take.begun == begun) {
                     takes.remove(&name);
                 }
@@ -115,11 +116,6 @@ fn name(id: &[u8], charges: &[Charge]) -> Name {
         name.extend(cost.to_bits().to_le_bytes());
     }
     name.into()
-}
-
-/// Nothing is known to panic while this is locked. Should something, what is there is still true.
-fn lock(takes: &Mutex<Recent<Name, Take>>) -> MutexGuard<'_, Recent<Name, Take>> {
-    takes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for Dedupe {

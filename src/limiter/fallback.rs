@@ -11,8 +11,9 @@ use crate::policy::decision::{FailurePolicy, Local};
 use crate::policy::{Plan, Step};
 use crate::store::StoreError;
 use crate::store::memory::MemoryStore;
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Buckets in this process, at most `capacity` of them, that come with an outage and go with it.
 #[derive(Debug)]
@@ -51,7 +52,7 @@ impl Fallback {
 
     #[cold]
     fn recovering(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let news = state.outage.answered(self.clock.now());
         if let Some(News::Ends { lasted, failures }) = news {
             self.on.store(false, Ordering::Relaxed);
@@ -89,12 +90,12 @@ impl Fallback {
     }
 
     fn buckets(&self) -> Arc<MemoryStore> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.buckets.get_or_insert_with(|| Arc::new(MemoryStore::new(self.clock.clone(), self.capacity))).clone()
     }
 
     fn note(&self, plan: &Plan<'_>, error: &StoreError) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let news = state.outage.failed(self.clock.now());
         self.on.store(state.outage.is_on(), Ordering::Relaxed);
         drop(state);
@@ -118,10 +119,5 @@ impl Fallback {
             let text = "a bucket's key holds a foreign value, the answer follows on_store_error";
             tracing::error!(kind, %error, ?on_store_error, more, "{text}");
         });
-    }
-
-    /// Nothing is known to panic while the state is locked.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

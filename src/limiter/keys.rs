@@ -11,7 +11,8 @@ use crate::recent::Recent;
 use crate::store::{KeyMetadata, StoreError};
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -97,7 +98,7 @@ impl KeyMemory {
     ///
     /// Needs a tokio runtime.
     pub(super) fn find(&self, digest: Digest, now: Instant) -> Found {
-        let mut entries = self.0.lock();
+        let mut entries = self.0.entries.lock();
         let last = match entries.get(&digest) {
             Some(Entry { known, state: State::Good { until } }) if now < *until => return Found::Known(known.clone()),
             Some(Entry { known, state: State::Reading(reading) }) => {
@@ -132,7 +133,7 @@ impl Memory {
             }
         };
         let state = State::Good { until: begun + good_for };
-        self.lock().insert(digest, Entry { known: known.clone(), state });
+        self.entries.lock().insert(digest, Entry { known: known.clone(), state });
         known
     }
 
@@ -154,11 +155,6 @@ impl Memory {
             let kind = error.kind();
             tracing::error!(kind, %error, %digest, more, "cannot read an API key's metadata, what was last known counts");
         });
-    }
-
-    /// Nothing is known to panic while it is locked. Should something, the others go on with what is there.
-    fn lock(&self) -> MutexGuard<'_, Recent<Digest, Entry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -182,11 +178,11 @@ mod tests {
 
     impl Source {
         fn say(&self, name: &str) {
-            *self.answer.lock().unwrap() = Ok(vec![(b"name".into(), name.into())]);
+            *self.answer.lock() = Ok(vec![(b"name".into(), name.into())]);
         }
 
         fn fail(&self) {
-            *self.answer.lock().unwrap() = Err(StoreError::Connection("refused".into()));
+            *self.answer.lock() = Err(StoreError::Connection("refused".into()));
         }
 
         fn reads(&self) -> usize {
@@ -199,7 +195,7 @@ mod tests {
             self.reads.fetch_add(1, Ordering::Relaxed);
             Box::pin(async {
                 let _permit = self.gate.acquire().await;
-                self.answer.lock().unwrap().clone()
+                self.answer.lock().clone()
             })
         }
 

@@ -1,8 +1,9 @@
 //! Whether the process runs, and whether it can decide: as grpc.health.v1, and for the admin endpoint.
 
 use crate::ext_authz::SERVICE;
+use parking_lot::Mutex;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
@@ -91,7 +92,7 @@ impl Health {
     /// Notes how a check stands, and tells who asks or watches.
     pub async fn set(&self, check: Check, verdict: Verdict) {
         let ready = {
-            let mut checks = self.checks.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut checks = self.checks.lock();
             checks.0[check as usize] = verdict;
             checks.ready()
         };
@@ -100,7 +101,7 @@ impl Health {
     }
 
     pub(super) fn checks(&self) -> Checks {
-        *self.checks.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.checks.lock()
     }
 
     async fn report(&self, names: [&str; 2], status: ServingStatus) {

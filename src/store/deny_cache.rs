@@ -40,8 +40,9 @@ use super::{Pending, Store};
 use crate::bucket::{Charge, Key, Level, Levels, Quota, Source, State, Taken};
 use crate::clock::Stopwatch;
 use crate::recent::Recent;
+use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A store whose denials are remembered.
@@ -123,7 +124,7 @@ impl DenyCache {
 
     /// Buckets remembered now, some of them perhaps too long ago to be used.
     pub fn len(&self) -> usize {
-        self.known().buckets.len()
+        self.known.lock().buckets.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -132,14 +133,14 @@ impl DenyCache {
 
     /// Forgets everything, and what is being asked right now.
     pub fn clear(&self) {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         known.forgotten = Some(self.stopwatch.elapsed());
         known.buckets.clear();
     }
 
     /// The denial of a take that is known to be denied at `now`.
     fn denial(&self, charges: &[Charge], now: Duration) -> Option<Taken> {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         if known.buckets.is_empty() {
             return None;
         }
@@ -161,7 +162,7 @@ impl DenyCache {
     /// Learns from an answer to what was sent at `sent`: of a denial always, of an admission if one of its buckets was
     /// remembered.
     fn learn(&self, charges: &[Charge], taken: &Taken, sent: Duration) {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         if taken.admitted && !known.any(charges) {
             return;
         }
@@ -177,14 +178,9 @@ impl DenyCache {
     }
 
     fn forget(&self, key: &Key) {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         known.forgotten = Some(self.stopwatch.elapsed());
         known.buckets.remove(key.as_str());
-    }
-
-    /// Nothing is known to panic while this is locked. Should something, what is there is still true.
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

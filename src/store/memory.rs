@@ -11,10 +11,11 @@ use super::{Pending, Store};
 use crate::bucket::{self, Charge, Key, State, Taken, Timestamp};
 use crate::clock::Clock;
 use crate::complaint::Complaint;
+use parking_lot::{Mutex, MutexGuard};
 use shard::Shard;
 use smallvec::SmallVec;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Shards of a store large enough to need them.
 const SHARDS: usize = 64;
@@ -48,7 +49,7 @@ impl MemoryStore {
 
     /// Buckets held now, expired ones that were not yet swept included.
     pub fn len(&self) -> usize {
-        self.shards.iter().map(|shard| lock(shard).len()).sum()
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -57,7 +58,7 @@ impl MemoryStore {
 
     /// Buckets displaced before they had expired, ever.
     pub fn evicted(&self) -> u64 {
-        self.shards.iter().map(|shard| lock(shard).evicted()).sum()
+        self.shards.iter().map(|shard| shard.lock().evicted()).sum()
     }
 
     fn place(&self, key: &Key) -> usize {
@@ -69,7 +70,7 @@ impl MemoryStore {
         let mut order = places.clone();
         order.sort_unstable();
         order.dedup();
-        let guards = order.iter().map(|&place| (place, lock(&self.shards[place]))).collect();
+        let guards = order.iter().map(|&place| (place, self.shards[place].lock())).collect();
         Locked { places, guards }
     }
 
@@ -130,11 +131,6 @@ impl Locked<'_> {
     }
 }
 
-/// Nothing is known to panic while a shard is locked. Should something, the other takes go on with what is there.
-fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Store for MemoryStore {
     fn take<'a>(&'a self, charges: &'a [Charge]) -> Pending<'a, Taken> {
         Box::pin(async move { Ok(self.take_now(charges)) })
@@ -146,14 +142,14 @@ impl Store for MemoryStore {
 
     fn inspect<'a>(&'a self, key: &'a Key) -> Pending<'a, Option<State>> {
         Box::pin(async move {
-            let shard = lock(&self.shards[self.place(key)]);
+            let shard = self.shards[self.place(key)].lock();
             Ok(shard.unexpired(key.as_str(), self.clock.now()))
         })
     }
 
     fn reset<'a>(&'a self, key: &'a Key) -> Pending<'a, bool> {
         Box::pin(async move {
-            let mut shard = lock(&self.shards[self.place(key)]);
+            let mut shard = self.shards[self.place(key)].lock();
             Ok(shard.remove(key.as_str(), self.clock.now()))
         })
     }

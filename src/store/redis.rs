@@ -12,6 +12,7 @@ mod node;
 mod scan;
 mod script;
 mod sentinel;
+mod shards;
 mod url;
 
 pub use node::CallLimits;
@@ -19,17 +20,18 @@ pub use scan::{Cursor, Glance, Round};
 pub use url::{RedisUrl, TlsError, TlsFiles, UrlError};
 
 use super::{Pending, Store, StoreError};
-use crate::bucket::{Charge, Key, Levels, Source, State, Taken, Timestamp};
+use crate::bucket::{Charge, Key, State, Taken, Timestamp};
 use crate::clock::Clock;
 use cluster::Cluster;
 use connect::{Dial, Role};
-use deadpool_redis::redis::{self, Cmd, FromRedisValue, Value};
-use fault::Failure;
-use node::{Manner, Node, Request};
+use deadpool_redis::redis::{self, Cmd, FromRedisValue};
+use node::{Node, Request};
 use script::{Probe, Run, Script};
 use sentinel::Sentinel;
+use shards::Shards;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// Whose time the buckets are refilled by.
@@ -102,14 +104,20 @@ pub struct RedisStore {
     clock: ClockSource,
     take: Script,
     peek: Script,
-    refund: Arc<Script>,
 }
 
 #[derive(Debug)]
 enum Servers {
     One(Arc<Node>),
     Sentinel(Box<Sentinel>),
-    Cluster(Cluster),
+    Cluster(Arc<Shards>),
+}
+
+/// Who holds the buckets at the moment.
+enum Holder<'s> {
+    /// One server, all of them.
+    Node(Arc<Node>),
+    Cluster(&'s Arc<Shards>),
 }
 
 impl RedisStore {
@@ -131,11 +139,10 @@ impl RedisStore {
             }
             Topology::Cluster(urls) => {
                 let seeds = urls.into_iter().map(|url| dial(url, Role::Any)).collect();
-                Servers::Cluster(Cluster::follow(seeds, limits, probe, key_prefix))
+                Servers::Cluster(Arc::new(Shards::of(Cluster::follow(seeds, limits, probe, key_prefix))))
             }
         };
-        let (take, peek, refund) = (Script::take(), Script::peek(), Arc::new(Script::refund()));
-        Self { servers, limits, clock, take, peek, refund }
+        Self { servers, limits, clock, take: Script::take(), peek: Script::peek() }
     }
 
     /// Servers that are not asked for the time being, as they failed several times in a row.
@@ -144,7 +151,7 @@ impl RedisStore {
         match &self.servers {
             Servers::One(node) => open(node),
             Servers::Sentinel(sentinel) => sentinel.known().as_ref().map_or(0, open),
-            Servers::Cluster(cluster) => cluster.known_masters().iter().map(open).sum(),
+            Servers::Cluster(shards) => shards.cluster.known_masters().iter().map(open).sum(),
         }
     }
 
@@ -159,119 +166,71 @@ impl RedisStore {
         Instant::now() + self.limits.timeout
     }
 
-    async fn run(&self, script: &Script, charges: &[Charge]) -> Result<Taken, StoreError> {
-        debug_assert!(super::distinct(charges), "a take names a bucket twice");
-        let (run, deadline) = (Run { script, charges, now: self.now() }, self.deadline());
-        let request = Request::Script(&run);
-        let reply = match &self.servers {
-            Servers::One(node) => self.ask(node, request, deadline).await?,
-            Servers::Sentinel(sentinel) => {
-                let node = sentinel.master(deadline).await.map_err(|failure| self.told(&failure, sentinel.url()))?;
-                self.ask(&node, request, deadline).await?
-            }
-            Servers::Cluster(cluster) => return self.run_each(cluster, run, deadline).await,
-        };
-        script::parse(&reply, charges.len())
+    async fn holder(&self, deadline: Instant) -> Result<Holder<'_>, StoreError> {
+        Ok(match &self.servers {
+            Servers::One(node) => Holder::Node(node.clone()),
+            Servers::Sentinel(sentinel) => Holder::Node(sentinel.master(deadline).await?),
+            Servers::Cluster(shards) => Holder::Cluster(shards),
+        })
     }
 
-    async fn ask(&self, node: &Arc<Node>, request: Request<'_>, deadline: Instant) -> Result<Value, StoreError> {
-        node.call(request, Manner::Plain, deadline).await.map_err(|failure| self.told(&failure, node.url()))
-    }
-
-    fn told(&self, failure: &Failure, url: &RedisUrl) -> StoreError {
-        failure.told(url, self.limits.timeout)
+    /// On one server: all buckets in one script.
+    async fn run(
+        &self,
+        node: &Arc<Node>,
+        script: &Script,
+        charges: &[Charge],
+        deadline: Instant,
+    ) -> Result<Taken, StoreError> {
+        let run = Run { script, charges, now: self.now() };
+        script::parse(&node.ask(Request::Script(&run), deadline).await?, charges.len())
     }
 
     /// The servers that hold buckets, each some of them.
     async fn masters(&self) -> Result<Vec<Arc<Node>>, StoreError> {
-        match &self.servers {
-            Servers::One(node) => Ok(vec![node.clone()]),
-            Servers::Sentinel(sentinel) => {
-                let master = sentinel.master(self.deadline()).await;
-                Ok(vec![master.map_err(|failure| self.told(&failure, sentinel.url()))?])
-            }
-            Servers::Cluster(cluster) => {
-                let masters = cluster.masters(self.deadline()).await;
-                masters.map_err(|failure| self.told(&failure, cluster.url()))
-            }
+        let deadline = self.deadline();
+        match self.holder(deadline).await? {
+            Holder::Node(node) => Ok(vec![node]),
+            Holder::Cluster(shards) => shards.cluster.masters(deadline).await,
         }
     }
 
     /// Sends a command to the server that holds `key`.
     async fn query<T: FromRedisValue>(&self, key: &[u8], command: &Cmd) -> Result<T, StoreError> {
         let (request, deadline) = (Request::Command(command), self.deadline());
-        let reply = match &self.servers {
-            Servers::One(node) => self.ask(node, request, deadline).await?,
-            Servers::Sentinel(sentinel) => {
-                let node = sentinel.master(deadline).await.map_err(|failure| self.told(&failure, sentinel.url()))?;
-                self.ask(&node, request, deadline).await?
-            }
-            Servers::Cluster(cluster) => {
-                let outcome = cluster.call(script::slot(key), request, deadline).await;
-                outcome.map_err(|failure| self.told(&failure, cluster.url()))?
-            }
+        let reply = match self.holder(deadline).await? {
+            Holder::Node(node) => node.ask(request, deadline).await?,
+            Holder::Cluster(shards) => shards.cluster.call(script::slot(key), request, deadline).await?,
         };
         T::from_redis_value(reply).map_err(|error| StoreError::Protocol(fault::one_line(&error)))
     }
+}
 
-    /// On a Cluster each bucket is on a server of its own, as no script may touch two slots. All scripts are on their way
-    /// together; what was taken where another denied or failed is given back.
-    ///
-    /// So nothing is ever admitted that not every bucket covered. For as long as the giving back takes, another request
-    /// may find less in a bucket than there should be. If this process dies in between, the bucket stays short of that one
-    /// request's tokens until they are refilled.
-    async fn run_each(&self, cluster: &Cluster, run: Run<'_>, deadline: Instant) -> Result<Taken, StoreError> {
-        let one = |charge| async move {
-            let run = Run { charges: std::slice::from_ref(charge), ..run };
-            let outcome = cluster.call(script::slot_of(&charge.key), Request::Script(&run), deadline).await;
-            let reply = outcome.map_err(|failure| self.told(&failure, cluster.url()))?;
-            script::parse(&reply, 1)
-        };
-        let [charge] = run.charges else {
-            let answers = futures_util::future::join_all(run.charges.iter().map(one)).await;
-            return self.settle(cluster, run, answers);
-        };
-        one(charge).await
-    }
-
-    /// Puts the answers of several servers together.
-    fn settle(
-        &self,
-        cluster: &Cluster,
-        run: Run<'_>,
-        answers: Vec<Result<Taken, StoreError>>,
-    ) -> Result<Taken, StoreError> {
-        let all = answers.iter().all(|answer| answer.as_ref().is_ok_and(|taken| taken.admitted));
-        let took = std::ptr::eq(run.script, &self.take) && !all;
-        let mut whole = Ok(Taken { admitted: all, levels: Levels::new(), source: Source::Store });
-        for (charge, answer) in run.charges.iter().zip(answers) {
-            match (answer, &mut whole) {
-                (Ok(taken), whole) => {
-                    let refunded = took && taken.admitted;
-                    if refunded {
-                        cluster.refund(self.refund.clone(), charge.clone(), run.now);
-                    }
-                    if let Ok(whole) = whole {
-                        whole.levels.extend(taken.levels.into_iter().map(|mut level| {
-                            level.tokens += if refunded { charge.cost } else { 0.0 };
-                            level
-                        }));
-                    }
-                }
-                (Err(error), whole) => *whole = Err(error),
-            }
-        }
-        whole
-    }
+/// Give or take a fifth, so that a fleet does not knock in step.
+fn jittered(interval: Duration) -> Duration {
+    interval.mul_f64(0.8 + 0.4 * fastrand::f64())
 }
 
 impl Store for RedisStore {
     fn take<'a>(&'a self, charges: &'a [Charge]) -> Pending<'a, Taken> {
-        Box::pin(self.run(&self.take, charges))
+        Box::pin(async {
+            debug_assert!(super::distinct(charges), "a take names a bucket twice");
+            let deadline = self.deadline();
+            match self.holder(deadline).await? {
+                Holder::Node(node) => self.run(&node, &self.take, charges, deadline).await,
+                Holder::Cluster(shards) => shards.take(charges, self.now(), deadline).await,
+            }
+        })
     }
 
     fn peek<'a>(&'a self, charges: &'a [Charge]) -> Pending<'a, Taken> {
-        Box::pin(self.run(&self.peek, charges))
+        Box::pin(async {
+            let deadline = self.deadline();
+            match self.holder(deadline).await? {
+                Holder::Node(node) => self.run(&node, &self.peek, charges, deadline).await,
+                Holder::Cluster(shards) => shards.peek(charges, self.now(), deadline).await,
+            }
+        })
     }
 
     fn inspect<'a>(&'a self, key: &'a Key) -> Pending<'a, Option<State>> {
@@ -293,17 +252,10 @@ impl Store for RedisStore {
 
     fn probe(&self) -> Pending<'_, ()> {
         Box::pin(async {
-            let told = |url: &RedisUrl, outcome: Result<Value, Failure>| match outcome {
-                Ok(_) => Ok(()),
-                Err(failure) => Err(self.told(&failure, url)),
-            };
-            match &self.servers {
-                Servers::One(node) => told(node.url(), node.probe().await),
-                Servers::Sentinel(sentinel) => match sentinel.master(self.deadline()).await {
-                    Ok(node) => told(node.url(), node.probe().await),
-                    Err(failure) => told(sentinel.url(), Err(failure)),
-                },
-                Servers::Cluster(cluster) => told(cluster.url(), cluster.probe(self.deadline()).await),
+            let deadline = self.deadline();
+            match self.holder(deadline).await? {
+                Holder::Node(node) => node.probe().await.map_err(|failure| node.told(&failure)),
+                Holder::Cluster(shards) => shards.cluster.probe(deadline).await,
             }
         })
     }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use tidegate::bucket::{Charge, Key, Quota, Source, State, Taken, Timestamp};
-use tidegate::clock::{SetClock, SetStopwatch, SystemStopwatch};
+use tidegate::clock::{SetClock, SetStopwatch, SteadyClock};
 use tidegate::ext_authz::proto::authorization_client::AuthorizationClient;
 use tidegate::store::deny_cache::DenyCache;
 use tidegate::store::memory::MemoryStore;
@@ -377,7 +377,7 @@ fn a_store_that_fails_is_nobodys_denial() {
             Box::pin(async { Err(away()) })
         }
     }
-    let cache = DenyCache::new(Arc::new(Away), Arc::new(SystemStopwatch::start()), 10, Duration::from_secs(1));
+    let cache = DenyCache::new(Arc::new(Away), Arc::new(SteadyClock::default()), 10, Duration::from_secs(1));
     let charges = [charge(&user("rl:", "alice"), quota(1.0, NEVER), 1.0)];
     assert_eq!(cache.take(&charges).now_or_never().unwrap(), Err(away()));
     assert!(cache.is_empty());
@@ -514,7 +514,7 @@ async fn a_hammered_bucket_in_redis_costs_about_one_call_in_each_max_age() {
     let server = Server::start(&[]);
     let max_age = Duration::from_millis(250);
     let store: Arc<dyn Store> = Arc::new(RedisStore::new(settings(&server.url())));
-    let cache = DenyCache::new(store, Arc::new(SystemStopwatch::start()), 100, max_age);
+    let cache = DenyCache::new(store, Arc::new(SteadyClock::default()), 100, max_age);
     let charges = [charge(&user("rl:", "alice"), quota(3.0, NEVER), 1.0)];
     let begun = Instant::now();
     let (mut takes, mut admitted) = (0_u64, 0);

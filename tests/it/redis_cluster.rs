@@ -89,6 +89,20 @@ async fn what_a_denied_request_took_elsewhere_is_given_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_taken_for_a_caller_who_has_given_up_is_given_back_too() {
+    let (store, keys) = (store(shared()), key_of_each_shard());
+    let mut charges = charges(&keys, 5.0);
+    charges[1].quota = quota(1.0, NEVER);
+    assert!(store.take(&charges[1..2]).await.unwrap().admitted);
+    let given_up = tokio::time::timeout(Duration::ZERO, store.take(&charges)).await;
+    assert!(given_up.is_err(), "{given_up:?}");
+    // A bucket is stored when something was taken from it, and is full again when that was given back.
+    for place in [0, 2] {
+        eventually_stored(shared(), &keys[place], 5.0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_admitted_twice_while_requests_are_denied_and_refunded() {
     const CALLERS: usize = 16;
     let (store, keys) = (store(shared()), key_of_each_shard());

@@ -1,8 +1,8 @@
 //! The Redis store on real Sentinels: passwords of both, failovers that are asked for and that are not.
 
-use crate::support::redis::{PATIENCE, within};
+use crate::support::redis::{PATIENCE, Server, within};
 use crate::support::sentinel::{MASTER_NAME, PASSWORD, SENTINEL_PASSWORD, Trio};
-use crate::support::{charge, eventually, quota, told, unique_prefix, user};
+use crate::support::{charge, eventually, insist, quota, told, unique_prefix, user};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidegate::bucket::{Charge, Taken};
@@ -92,11 +92,27 @@ async fn a_demoted_master_with_open_connections_is_left() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sentinels_that_are_told_to_watch_another_server_are_followed_though_their_epochs_begin_anew() {
+    let mut trio = Trio::start();
+    let store = store(&trio);
+    until(&store, Result::is_ok).await;
+    let other = Server::start(&["--requirepass", PASSWORD]);
+    trio.data.iter_mut().for_each(Server::crash);
+    let port = other.port().to_string();
+    for sentinel in &trio.sentinels {
+        insist(sentinel, &["SENTINEL", "REMOVE", MASTER_NAME]);
+        insist(sentinel, &["SENTINEL", "MONITOR", MASTER_NAME, "127.0.0.1", &port, "2"]);
+    }
+    until(&store, Result::is_ok).await;
+    assert!(told(&other, "commandstats", "cmdstat_evalsha").is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_sentinels_the_master_that_is_known_goes_on() {
     let mut trio = Trio::start();
     let store = store(&trio);
     until(&store, Result::is_ok).await;
-    trio.sentinels.iter_mut().for_each(crate::support::redis::Server::crash);
+    trio.sentinels.iter_mut().for_each(Server::crash);
     eventually("the sentinels are gone", || {
         trio.sentinels.iter().all(|s| s.try_run::<String>(&["PING"]).is_err()).then_some(())
     });

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tidegate::bucket::{Charge, Key, Taken};
 use tidegate::store::redis::{CallLimits, ClockSource, RedisSettings, RedisStore, RedisUrl};
-use tidegate::store::{Store, StoreError};
+use tidegate::store::{KeyMetadata, Store, StoreError};
 
 fn fresh_key() -> Key {
     user(&unique_prefix(), "alice")
@@ -185,6 +185,23 @@ async fn a_frozen_server_is_a_timeout_and_recovers() {
 }
 
 #[tokio::test]
+async fn callers_who_always_give_up_sooner_than_the_timeout_open_the_breaker_too() {
+    let server = Server::start(&[]);
+    let store = RedisStore::new(within(Duration::from_millis(100), settings(&server.url())));
+    until(&store, Result::is_ok).await;
+    server.signal("STOP");
+    let deadline = Instant::now() + PATIENCE;
+    while store.open_breakers() == 0 {
+        let given_up = tokio::time::timeout(Duration::from_millis(1), take(&store)).await;
+        assert!(given_up.is_err(), "{given_up:?}");
+        assert!(Instant::now() < deadline, "nobody finds out that the server hangs");
+    }
+    assert_eq!(error_kind(&store).await, "breaker_open");
+    server.signal("CONT");
+    until(&store, Result::is_ok).await;
+}
+
+#[tokio::test]
 async fn a_dead_server_is_a_connection_error_and_its_successor_is_found() {
     let server = Server::start(&[]);
     let store = store(&server.url());
@@ -242,6 +259,17 @@ async fn a_command_that_the_user_may_not_call_is_an_auth_error() {
         let store = store(&format!("redis://{name}:pw@127.0.0.1:{}", shared().port()));
         assert_eq!(error_kind(&store).await, "auth", "{name}");
     }
+}
+
+#[tokio::test]
+async fn a_user_who_may_not_read_api_keys_keeps_no_check_from_its_buckets() {
+    let () = shared().run(&["ACL", "SETUSER", "keyless", "on", ">pw", "~*", "+@all", "-hgetall"]);
+    let store = store(&format!("redis://keyless:pw@127.0.0.1:{}", shared().port()));
+    for _ in 0..10 {
+        assert_eq!(store.read("rl:apikey:none").await.unwrap_err().kind(), "auth");
+    }
+    assert_eq!(store.open_breakers(), 0);
+    assert!(take(&store).await.unwrap().admitted);
 }
 
 #[tokio::test]

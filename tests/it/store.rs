@@ -5,7 +5,7 @@ use futures_util::FutureExt;
 use std::sync::Arc;
 use std::time::Duration;
 use tidegate::bucket::{Charge, Dimension, Key, Level, Quota, Taken, Timestamp};
-use tidegate::clock::SystemStopwatch;
+use tidegate::clock::SteadyClock;
 use tidegate::store::Store;
 use tidegate::store::deny_cache::DenyCache;
 use tidegate::store::memory::MemoryStore;
@@ -39,7 +39,7 @@ impl Rig {
 
     fn redis_behind_a_deny_cache() -> Self {
         let redis = Self::redis_with_its_own_clock();
-        let stopwatch = Arc::new(SystemStopwatch::start());
+        let stopwatch = Arc::new(SteadyClock::default());
         let store = Arc::new(DenyCache::new(redis.store, stopwatch, 100, Duration::from_secs(1)));
         Self { store, ..redis }
     }

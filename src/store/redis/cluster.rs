@@ -5,17 +5,18 @@
 //! hangs: a hung master is left as soon as the others have elected its successor. Takes requests with their slot and
 //! gives replies; knows no buckets.
 
-use super::RedisUrl;
 use super::connect::Dial;
 use super::fault::Failure;
+use super::jittered;
 use super::node::{CallLimits, Manner, Node, Request};
-use super::script::{self, Probe, Run, SLOTS, Script};
+use super::script::{Probe, SLOTS};
 use super::sentinel::SEARCH;
-use crate::bucket::{Charge, Timestamp};
 use crate::complaint::Complaint;
-use deadpool_redis::redis::{self, ErrorKind, RedisError, ServerErrorKind, Value};
+use crate::store::StoreError;
+use deadpool_redis::redis::{self, ErrorKind, ServerErrorKind, Value};
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -31,8 +32,6 @@ const PATIENCE: Duration = Duration::from_millis(250);
 const ASKED: usize = 5;
 /// Redirects that one call follows: from the former server of a slot to the present one, and on while it moves.
 const REDIRECTS: usize = 3;
-/// How long giving tokens back may take. Nobody waits for it.
-const REFUND_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// No server.
 const NOBODY: u16 = u16::MAX;
@@ -62,14 +61,13 @@ struct View {
 }
 
 /// The servers of a Cluster.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Cluster {
     map: watch::Receiver<Option<Arc<Slots>>>,
     known: Arc<Known>,
     search_until: Instant,
-    lost_refunds: Arc<Complaint>,
-    /// Ended with the last of these.
-    _tasks: Arc<JoinSet<()>>,
+    /// Ended with this.
+    _tasks: JoinSet<()>,
 }
 
 /// What the calls and the task that reads the map share.
@@ -87,20 +85,21 @@ struct Known {
 }
 
 impl Known {
-    fn nodes(&self) -> MutexGuard<'_, HashMap<Place, Arc<Node>>> {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The server at a place. `fits` chooses the slot of its probe, if it is not known yet.
-    fn node(&self, place: &Place, fits: impl Fn(u16) -> bool) -> Arc<Node> {
-        let mut nodes = self.nodes();
+    /// The server at a place.
+    fn node(&self, place: &Place) -> Arc<Node> {
+        let mut nodes = self.nodes.lock();
         if let Some(node) = nodes.get(place) {
             return node.clone();
         }
         let dial = self.first().at(&place.0, place.1);
-        let node = Node::new(dial, self.limits, self.probe.in_slot(&self.key_prefix, fits));
+        let node = Node::new(dial, self.limits, self.probe.clone());
         nodes.insert(place.clone(), node.clone());
         node
+    }
+
+    /// The places that the configuration names.
+    fn seeds(&self) -> impl Iterator<Item = Place> {
+        self.seeds.iter().filter_map(|seed| seed.url.place()).map(|(host, port)| (host.to_owned(), port))
     }
 
     /// All servers are signed in to as the first seed is.
@@ -125,16 +124,11 @@ impl Cluster {
         let mut tasks = JoinSet::new();
         tasks.spawn(keep_map(known.clone(), found));
         let search_until = Instant::now() + SEARCH.max(limits.timeout);
-        Self { map, known, search_until, lost_refunds: Arc::default(), _tasks: Arc::new(tasks) }
-    }
-
-    /// For messages that concern no one server.
-    pub(super) fn url(&self) -> &RedisUrl {
-        &self.known.first().url
+        Self { map, known, search_until, _tasks: tasks }
     }
 
     /// The masters that hold slots.
-    pub(super) async fn masters(&self, deadline: Instant) -> Result<Vec<Arc<Node>>, Failure> {
+    pub(super) async fn masters(&self, deadline: Instant) -> Result<Vec<Arc<Node>>, StoreError> {
         Ok(self.slots(deadline).await?.masters.clone())
     }
 
@@ -144,7 +138,7 @@ impl Cluster {
     }
 
     /// Soon after the start, calls wait for the map until their deadline.
-    async fn slots(&self, deadline: Instant) -> Result<Arc<Slots>, Failure> {
+    async fn slots(&self, deadline: Instant) -> Result<Arc<Slots>, StoreError> {
         if let Some(slots) = &*self.map.borrow() {
             return Ok(slots.clone());
         }
@@ -152,74 +146,51 @@ impl Cluster {
         let found = tokio::time::timeout_at(deadline.min(self.search_until), map.wait_for(Option::is_some)).await;
         let found = found.ok().and_then(Result::ok).and_then(|slots| slots.clone());
         found.ok_or_else(|| {
-            let why = self.known.why_unknown.lock().unwrap_or_else(PoisonError::into_inner);
-            Failure::Nowhere(format!("no node tells the cluster's slots: {why}"))
+            StoreError::Connection(format!("no node tells the cluster's slots: {}", self.known.why_unknown.lock()))
         })
     }
 
     /// Asks the server that holds `slot`, and follows it when the slot has moved.
-    pub(super) async fn call(&self, slot: u16, request: Request<'_>, deadline: Instant) -> Result<Value, Failure> {
+    pub(super) async fn call(&self, slot: u16, request: Request<'_>, deadline: Instant) -> Result<Value, StoreError> {
         let slots = self.slots(deadline).await?;
         let Some(mut node) = slots.owner(slot).cloned() else {
             self.known.doubt.notify_one();
-            return Err(nobody_serves(slot));
+            return Err(StoreError::ClusterDown(format!("no node serves slot {slot}")));
         };
         let mut manner = Manner::Plain;
-        for _ in 0..=REDIRECTS {
+        let mut followed = 0;
+        loop {
             let failure = match node.call(request, manner, deadline).await {
                 Err(failure) => failure,
-                reply => return reply,
+                Ok(reply) => return Ok(reply),
             };
-            let Some((place, asked)) = redirect(&failure, &node) else {
-                if failure.doubts_slots() {
-                    self.known.doubt.notify_one();
-                }
-                return Err(failure);
-            };
-            if asked == Manner::Plain {
+            let redirect = redirect(&failure, &node).filter(|_| followed < REDIRECTS);
+            let asks_anew = redirect.as_ref().is_some_and(|(_, manner)| *manner == Manner::Plain);
+            if asks_anew || failure.doubts_slots() {
                 self.known.doubt.notify_one();
             }
-            manner = asked;
-            node = self.known.node(&place, |other| other == slot);
+            let Some((place, asked)) = redirect else { return Err(node.told(&failure)) };
+            (node, manner) = (self.known.node(&place), asked);
+            followed += 1;
         }
-        Err(Failure::Nowhere(format!("slot {slot} was redirected more than {REDIRECTS} times")))
-    }
-
-    /// Gives tokens back, without anybody waiting. What cannot be given back is lost to its bucket until it refills.
-    pub(super) fn refund(&self, script: Arc<Script>, charge: Charge, now: Option<Timestamp>) {
-        let cluster = self.clone();
-        tokio::spawn(async move {
-            let run = Run { script: &script, charges: std::slice::from_ref(&charge), now };
-            let (slot, deadline) = (script::slot_of(&charge.key), Instant::now() + REFUND_TIMEOUT);
-            if let Err(failure) = cluster.call(slot, Request::Script(&run), deadline).await {
-                let error = failure.told(cluster.url(), REFUND_TIMEOUT);
-                cluster.lost_refunds.say(|more| {
-                    tracing::warn!(%error, more, "tokens of a denied request could not be given back");
-                });
-            }
-        });
     }
 
     /// Asks every master to take nothing from a bucket of its own; one that can is enough.
-    pub(super) async fn probe(&self, deadline: Instant) -> Result<Value, Failure> {
+    pub(super) async fn probe(&self, deadline: Instant) -> Result<(), StoreError> {
         let masters = self.masters(deadline).await?;
-        let probes = masters.iter().map(|node| node.probe());
-        let mut outcome = Err(Failure::Nowhere("the cluster has no masters".to_owned()));
-        for probed in futures_util::future::join_all(probes).await {
-            if probed.as_ref().is_err_and(Failure::doubts_slots) {
+        let probes = masters.iter().map(|node| async move { (node, node.probe().await) });
+        let mut outcome = Err(StoreError::ClusterDown("it has no masters".to_owned()));
+        for (node, probed) in futures_util::future::join_all(probes).await {
+            let elsewhere = |failure: &Failure| failure.doubts_slots() || redirect(failure, node).is_some();
+            if probed.as_ref().is_err_and(elsewhere) {
                 self.known.doubt.notify_one();
             }
             if outcome.is_err() {
-                outcome = probed;
+                outcome = probed.map_err(|failure| node.told(&failure));
             }
         }
         outcome
     }
-}
-
-fn nobody_serves(slot: u16) -> Failure {
-    let detail = format!("no node serves slot {slot}");
-    RedisError::from((ErrorKind::Server(ServerErrorKind::ClusterDown), "CLUSTERDOWN", detail)).into()
 }
 
 /// Where a reply sends its caller, and how to ask there.
@@ -249,13 +220,12 @@ async fn keep_map(known: Arc<Known>, found: watch::Sender<Option<Arc<Slots>>>) {
                     found.send_replace(Some(Arc::new(slots)));
                 }
                 sleep(SOONEST).await;
-                let usual = USUAL.mul_f64(0.8 + 0.4 * fastrand::f64());
                 // Either way it is time to read.
-                let _ = tokio::time::timeout(usual, known.doubt.notified()).await;
+                let _ = tokio::time::timeout(jittered(USUAL), known.doubt.notified()).await;
             }
             Err(why) => {
                 complaint.say(|more| tracing::warn!(why, more, "no node tells the cluster's slots"));
-                *known.why_unknown.lock().unwrap_or_else(PoisonError::into_inner) = why;
+                *known.why_unknown.lock() = why;
                 sleep(PATIENCE).await;
             }
         }
@@ -271,15 +241,12 @@ fn same_masters(before: Option<&Slots>, after: &Slots) -> bool {
 
 /// The newest view of several servers.
 async fn read_map(known: &Known) -> Result<Slots, String> {
-    let mut places: Vec<Place> = known.nodes().keys().cloned().collect();
-    places.extend(known.seeds.iter().filter_map(|seed| seed.url.place()).map(|(host, port)| (host.to_owned(), port)));
+    let mut places: Vec<Place> = known.nodes.lock().keys().cloned().collect();
+    places.extend(known.seeds());
     places.sort_unstable();
     places.dedup();
     fastrand::shuffle(&mut places);
-    let views = places.iter().take(ASKED).map(|place| async move {
-        let node = known.node(place, |_| true);
-        view(&node).await.map_err(|failure| failure.told(node.url(), PATIENCE).to_string())
-    });
+    let views = places.iter().take(ASKED).map(|place| async move { view(&known.node(place)).await });
     let mut newest: Result<View, String> = Err("no node is known".to_owned());
     for view in futures_util::future::join_all(views).await {
         newest = match (newest, view) {
@@ -291,42 +258,43 @@ async fn read_map(known: &Known) -> Result<Slots, String> {
     Ok(adopt(known, &newest?))
 }
 
-/// Makes the map of a view, and forgets the servers that are not in it.
+/// Makes the map of a view, and forgets the servers that neither it nor the configuration names.
 fn adopt(known: &Known, view: &View) -> Slots {
     let mut slots = Slots { owners: vec![NOBODY; usize::from(SLOTS)], masters: Vec::new() };
     let mut places: Vec<&Place> = Vec::new();
     for (from, to, place) in &view.ranges {
         let index = places.iter().position(|other| *other == place).unwrap_or_else(|| {
-            let owns =
-                |slot| view.ranges.iter().any(|(from, to, owner)| owner == place && (*from..=*to).contains(&slot));
             places.push(place);
-            slots.masters.push(known.node(place, owns));
+            slots.masters.push(known.node(place));
             places.len() - 1
         });
         let index = u16::try_from(index).unwrap_or(NOBODY);
         slots.owners[usize::from(*from)..=usize::from(*to)].fill(index);
     }
-    for place in &view.replicas {
-        known.node(place, |_| true);
+    for (index, master) in slots.masters.iter().enumerate() {
+        master.probe_in_slot(&known.key_prefix, |slot| usize::from(slots.owners[usize::from(slot)]) == index);
     }
-    let in_view = |place: &Place| places.contains(&place) || view.replicas.contains(place);
-    known.nodes().retain(|place, _| in_view(place));
+    view.replicas.iter().for_each(|place| drop(known.node(place)));
+    let seeds: Vec<Place> = known.seeds().collect();
+    let named = |place: &Place| places.contains(&place) || view.replicas.contains(place) || seeds.contains(place);
+    known.nodes.lock().retain(|place, _| named(place));
     slots
 }
 
 /// Asks one server for its view.
-async fn view(node: &Arc<Node>) -> Result<View, Failure> {
+async fn view(node: &Arc<Node>) -> Result<View, String> {
     let deadline = Instant::now() + PATIENCE;
-    let mut command = redis::cmd("CLUSTER");
-    let slots = node.attempt(Request::Command(command.arg("SLOTS")), Manner::Plain, deadline).await?;
-    let mut command = redis::cmd("CLUSTER");
-    let info = node.attempt(Request::Command(command.arg("INFO")), Manner::Plain, deadline).await;
+    let ask = async |about| {
+        let mut command = redis::cmd("CLUSTER");
+        node.attempt(Request::Command(command.arg(about)), Manner::Plain, deadline).await
+    };
+    let slots = ask("SLOTS").await.map_err(|failure| failure.told(node.url(), PATIENCE).to_string())?;
     let mut view = read_slots(&slots, node.url().host().unwrap_or_default());
     if view.ranges.is_empty() {
-        return Err(Failure::Nowhere(format!("{} knows of no slots", node.url())));
+        return Err(format!("{} knows of no slots", node.url()));
     }
     // A user who may not ask for it is none the worse while the servers agree.
-    view.epoch = info.ok().and_then(|info| epoch(&info)).unwrap_or_default();
+    view.epoch = ask("INFO").await.ok().and_then(|info| epoch(&info)).unwrap_or_default();
     Ok(view)
 }
 
@@ -376,6 +344,7 @@ fn epoch(reply: &Value) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::connect::Role;
     use super::*;
 
     fn bulk(text: &str) -> Value {
@@ -412,10 +381,40 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_those_of_redis() {
-        // CLUSTER KEYSLOT of a real server.
-        for (key, slot) in [("123456789", 12_739), ("rl:user:alice", script::slot(b"rl:user:alice"))] {
-            assert_eq!(script::slot(key.as_bytes()), slot);
+    fn every_master_is_probed_in_a_slot_that_it_has_now() {
+        let place = |port| ("10.0.0.1".to_owned(), port);
+        let seeds = [7000, 7001].map(|port| Dial {
+            url: format!("redis://10.0.0.1:{port}").parse().expect("it is a URL"),
+            client_name: "test".into(),
+            role: Role::Any,
+        });
+        let known = Known {
+            seeds: seeds.into(),
+            limits: CallLimits::default(),
+            probe: Probe::new("rl:"),
+            key_prefix: "rl:".to_owned(),
+            nodes: Mutex::default(),
+            doubt: Notify::new(),
+            why_unknown: Mutex::default(),
+        };
+        // As the seeds are when they are asked for the map.
+        [7000, 7001].iter().for_each(|port| drop(known.node(&place(*port))));
+        let halves = |first, second| View {
+            ranges: vec![(0, 8191, place(first)), (8192, SLOTS - 1, place(second))],
+            replicas: vec![place(7002)],
+            ..View::default()
+        };
+        for (first, second) in [(7000, 7001), (7001, 7000), (7002, 7000)] {
+            let slots = adopt(&known, &halves(first, second));
+            for master in &slots.masters {
+                let owner = slots.owner(master.probe_slot()).expect("all slots have one");
+                assert!(Arc::ptr_eq(owner, master), "{} is probed in another's slot", master.url());
+            }
         }
+        let view = View { ranges: vec![(0, SLOTS - 1, place(7003))], ..View::default() };
+        adopt(&known, &view);
+        let mut ports: Vec<u16> = known.nodes.lock().keys().map(|(_, port)| *port).collect();
+        ports.sort_unstable();
+        assert_eq!(ports, [7000, 7001, 7003], "seeds stay, what nobody names goes");
     }
 }

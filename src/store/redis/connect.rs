@@ -11,9 +11,10 @@ use deadpool_redis::redis::{
 };
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared};
+use parking_lot::Mutex;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long connecting and signing in may take. It is longer than a call may take, since it goes on when the call that
@@ -154,21 +155,20 @@ impl fmt::Debug for Connector {
 impl Connector {
     /// The attempt that is under way or whose connection nobody took, else a new one.
     fn attempt(&self) -> Attempt {
-        let mut attempt = lock(&self.attempt);
+        let mut attempt = self.attempt.lock();
         let of_use = |attempt: &&Attempt| match attempt.peek() {
             None => true,
-            Some(Ok(made)) => lock(made).is_some(),
+            Some(Ok(made)) => made.lock().is_some(),
             Some(Err(_)) => false,
         };
         if let Some(attempt) = attempt.as_ref().filter(of_use) {
             return attempt.clone();
         }
-        let connecting = tokio::spawn(self.dial.clone().connect());
-        let made = async move {
-            let link = connecting.await.map_err(|error| std::io::Error::other(error.to_string()))??;
-            Ok(Arc::new(Mutex::new(Some(link))))
-        };
-        attempt.insert(made.boxed().shared()).clone()
+        let dial = self.dial.clone();
+        let begun = async move { Ok(Arc::new(Mutex::new(Some(dial.connect().await?)))) }.boxed().shared();
+        // So it goes on without those who wait for it, and is known to have failed when nobody waited to the end.
+        tokio::spawn(begun.clone());
+        attempt.insert(begun).clone()
     }
 }
 
@@ -180,7 +180,7 @@ impl Manager for Connector {
         loop {
             let made = self.attempt().await?;
             // Several places of the pool may have waited for one connection.
-            if let Some(link) = lock(&made).take() {
+            if let Some(link) = made.lock().take() {
                 return Ok(link);
             }
         }
@@ -189,11 +189,6 @@ impl Manager for Connector {
     async fn recycle(&self, link: &mut Link, _: &Metrics) -> RecycleResult<RedisError> {
         if link.spoilt.is_set() { Err(RecycleError::message("a call failed on it")) } else { Ok(()) }
     }
-}
-
-/// Nothing panics while it holds one of these locks.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A pool of up to `size` connections, none of them made yet. Whoever takes a [`Link`] out clones it and puts it back

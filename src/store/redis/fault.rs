@@ -17,11 +17,9 @@ pub(super) enum Failure {
     BreakerOpen,
     /// Not sent: as many calls as are allowed were on their way until there was no time left.
     Overloaded,
-    /// Not sent: nobody knows which server to ask.
-    Nowhere(String),
 }
 
-use Failure::{BreakerOpen, Nowhere, Overloaded, Redis, Timeout};
+use Failure::{BreakerOpen, Overloaded, Redis, Timeout};
 
 impl From<RedisError> for Failure {
     fn from(error: RedisError) -> Self {
@@ -44,37 +42,42 @@ impl Failure {
         matches!(self, Redis(error) if error.kind() == kind)
     }
 
-    /// Whether the connection on which it happened is better not used again. No answer in time counts, since the way to
-    /// the server may be cut; so does a read-only answer, since what stands there is no master any more, and behind a
-    /// fixed name a new connection finds the new one.
     pub(super) fn is_read_only(&self) -> bool {
         self.server() == Some(ServerErrorKind::ReadOnly)
     }
 
+    /// Whether the connection on which it happened is better not used again. No answer in time counts, since the way to
+    /// the server may be cut; so does a read-only answer, since what stands there is no master any more, and behind a
+    /// fixed name a new connection finds the new one.
     pub(super) fn spoils_connection(&self) -> bool {
-        matches!(self, Timeout)
-            || self.is(ErrorKind::Io)
-            || self.is(ErrorKind::Parse)
-            || self.server() == Some(ServerErrorKind::ReadOnly)
+        matches!(self, Timeout) || self.is(ErrorKind::Io) || self.is(ErrorKind::Parse) || self.is_read_only()
     }
 
     /// Whether it tells against the server, so that other calls are likely to fail as well. Not so what is wrong with one
-    /// key: else one client with a damaged bucket would open the breaker for all.
+    /// key, one slot or one command: else one client with a damaged bucket, or a user of Redis who may not read API keys,
+    /// would open the breaker for all.
     pub(super) fn tells_against_server(&self) -> bool {
-        if matches!(self, Timeout) || self.is(ErrorKind::Io) || self.is(ErrorKind::AuthenticationFailed) {
+        if matches!(self, Timeout) || self.is(ErrorKind::Io) || self.is(ErrorKind::Parse) {
             return true;
         }
         let Redis(error) = self else { return false };
-        let text = one_line(error);
+        if error.kind() == ErrorKind::AuthenticationFailed {
+            return true;
+        }
+        let (code, text) = (error.code().unwrap_or_default(), one_line(error));
+        let one_command = code == "NOPERM" || text.contains(FORBIDDEN_IN_SCRIPT);
+        let one_slot = text.contains("Hash slot not served");
         use StoreError::{Auth, ClusterDown, Loading, OutOfMemory, ReadOnly};
-        let sorted = from_code(error.code().unwrap_or_default(), text);
-        matches!(sorted, Auth(_) | ClusterDown(_) | Loading(_) | OutOfMemory(_) | ReadOnly(_))
+        let sorted = from_code(code, text);
+        !one_command
+            && !one_slot
+            && matches!(sorted, Auth(_) | ClusterDown(_) | Loading(_) | OutOfMemory(_) | ReadOnly(_))
     }
 
     /// Whether the map of a Cluster may be out of date.
     pub(super) fn doubts_slots(&self) -> bool {
         use ServerErrorKind::{ClusterDown, MasterDown, ReadOnly};
-        matches!(self, Timeout | BreakerOpen | Nowhere(_))
+        matches!(self, Timeout | BreakerOpen)
             || self.is(ErrorKind::Io)
             || matches!(self.server(), Some(ClusterDown | MasterDown | ReadOnly))
     }
@@ -85,11 +88,13 @@ impl Failure {
             Timeout => StoreError::Timeout(timeout),
             BreakerOpen => StoreError::BreakerOpen(url.to_string()),
             Overloaded => StoreError::Overloaded(url.to_string()),
-            Nowhere(why) => StoreError::Connection(why.clone()),
             Redis(error) => store_error(error, url),
         }
     }
 }
+
+/// What Redis says, with no word of its own in front, when a script calls what its user may not call.
+const FORBIDDEN_IN_SCRIPT: &str = "can't run this command";
 
 /// Whether the server does not know the script whose digest it was sent: it restarted, failed over, or was flushed.
 pub(super) fn is_no_script(error: &RedisError) -> bool {
@@ -112,7 +117,7 @@ fn from_code(code: &str, text: String) -> StoreError {
     let names = |word: &str| code == word || (code == "ERR" && text.contains(word));
     if names("WRONGTYPE") {
         StoreError::WrongType(text)
-    } else if names("NOAUTH") || names("WRONGPASS") || names("NOPERM") || names("can't run this command") {
+    } else if names("NOAUTH") || names("WRONGPASS") || names("NOPERM") || names(FORBIDDEN_IN_SCRIPT) {
         StoreError::Auth(text)
     } else if names("LOADING") || names("BUSY") || names("MASTERDOWN") {
         StoreError::Loading(text)
@@ -161,5 +166,15 @@ mod tests {
         assert!(Timeout.tells_against_server());
         let read_only = RedisError::from((ErrorKind::Server(ServerErrorKind::ReadOnly), "a replica"));
         assert!(Redis(read_only).tells_against_server());
+    }
+
+    #[test]
+    fn what_one_command_or_one_slot_meets_tells_nothing_against_the_server() {
+        let met = |kind, text: &str| Redis(RedisError::from((ErrorKind::Server(kind), "", text.to_owned())));
+        assert!(!met(ServerErrorKind::NoPerm, "no permissions to run 'hgetall'").tells_against_server());
+        let script = "ERR The user executing the script can't run this command or subcommand";
+        assert!(!met(ServerErrorKind::ResponseError, script).tells_against_server());
+        assert!(!met(ServerErrorKind::ClusterDown, "Hash slot not served").tells_against_server());
+        assert!(met(ServerErrorKind::ClusterDown, "The cluster is down").tells_against_server());
     }
 }

@@ -6,12 +6,17 @@
 use super::breaker::Breaker;
 use super::connect::{self, Connector, Dial, Link};
 use super::fault::{Failure, is_no_script};
+use super::jittered;
 use super::script::{Probe, Run};
 use super::url::RedisUrl;
+use crate::store::StoreError;
 use deadpool::managed::{Pool, PoolError};
 use deadpool_redis::redis::{Cmd, ErrorKind, RedisError, Value};
+use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
@@ -83,7 +88,9 @@ pub(super) struct Node {
     /// One for each call that may be on its way.
     places: Semaphore,
     breaker: Breaker,
-    probe: Probe,
+    probe: Mutex<Probe>,
+    /// Whether somebody is finding out what a call that was given up did not tell.
+    asking_after: AtomicBool,
 }
 
 impl Node {
@@ -91,7 +98,29 @@ impl Node {
     pub(super) fn new(dial: Dial, limits: CallLimits, probe: Probe) -> Arc<Self> {
         let links = connect::links(dial.clone(), limits.pool_size);
         let breaker = Breaker::new(limits.breaker_failures);
-        Arc::new(Self { dial, links, limits, places: Semaphore::new(limits.max_in_flight), breaker, probe })
+        Arc::new(Self {
+            dial,
+            links,
+            limits,
+            places: Semaphore::new(limits.max_in_flight),
+            breaker,
+            probe: Mutex::new(probe),
+            asking_after: AtomicBool::new(false),
+        })
+    }
+
+    /// Has the server probed in another slot, unless `owns` is true of the present one: in a slot of another's, all it
+    /// says is that.
+    pub(super) fn probe_in_slot(&self, key_prefix: &str, owns: impl Fn(u16) -> bool) {
+        let mut probe = self.probe.lock();
+        if !owns(probe.slot()) {
+            *probe = probe.in_slot(key_prefix, owns);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn probe_slot(&self) -> u16 {
+        self.probe.lock().slot()
     }
 
     pub(super) fn url(&self) -> &RedisUrl {
@@ -109,13 +138,24 @@ impl Node {
         manner: Manner,
         deadline: Instant,
     ) -> Result<Value, Failure> {
-        if self.breaker.is_open() {
-            return Err(Failure::BreakerOpen);
-        }
-        let _place = self.take_place(deadline).await?;
+        self.unless_open()?;
+        let place = self.take_place(deadline).await?;
+        // Of those that waited for a place, some were overtaken by the failures of others.
+        self.unless_open()?;
+        let call = Call { node: self, judged: false, _place: place };
         let outcome = self.attempt(request, manner, deadline).await;
-        self.judge(&outcome);
+        call.end(&outcome);
         outcome
+    }
+
+    /// As [`Node::call`], in the words of the port.
+    pub(super) async fn ask(self: &Arc<Self>, request: Request<'_>, deadline: Instant) -> Result<Value, StoreError> {
+        self.call(request, Manner::Plain, deadline).await.map_err(|failure| self.told(&failure))
+    }
+
+    /// A failure of a call, in the words of the port.
+    pub(super) fn told(&self, failure: &Failure) -> StoreError {
+        failure.told(self.url(), self.limits.timeout)
     }
 
     /// Asks, whatever the breaker says, and tells the breaker nothing.
@@ -142,6 +182,10 @@ impl Node {
         outcome
     }
 
+    fn unless_open(&self) -> Result<(), Failure> {
+        if self.breaker.is_open() { Err(Failure::BreakerOpen) } else { Ok(()) }
+    }
+
     /// Waits, if need be, until one of the calls on their way has ended.
     async fn take_place(&self, deadline: Instant) -> Result<SemaphorePermit<'_>, Failure> {
         if let Ok(place) = self.places.try_acquire() {
@@ -157,8 +201,8 @@ impl Node {
         match outcome {
             Err(failure) if failure.tells_against_server() => {
                 if self.breaker.failed() {
-                    let (url, why) = (self.url(), failure.told(self.url(), self.limits.timeout));
-                    tracing::warn!(redis = %url, %why, "the breaker opened: not asked until a probe succeeds");
+                    let (redis, why) = (self.url(), self.told(failure));
+                    tracing::warn!(%redis, %why, "the breaker opened: not asked until a probe succeeds");
                     self.watch();
                 }
             }
@@ -178,25 +222,39 @@ impl Node {
                     return;
                 }
                 drop(node);
-                // Jitter, so that a fleet does not knock in step.
-                tokio::time::sleep(interval.mul_f64(0.8 + 0.4 * fastrand::f64())).await;
+                tokio::time::sleep(jittered(interval)).await;
             }
         });
     }
 
     /// Whether a take of nothing works. A Cluster node that sends the probe elsewhere is well too.
     async fn is_well(&self) -> bool {
-        let (run, deadline) = (self.probe.run(), Instant::now() + self.limits.timeout);
-        match self.attempt(Request::Script(&run), Manner::Plain, deadline).await {
+        let (probe, deadline) = (self.probe.lock().clone(), Instant::now() + self.limits.timeout);
+        match self.attempt(Request::Script(&probe.run()), Manner::Plain, deadline).await {
             Ok(_) => true,
             Err(failure) => !failure.tells_against_server(),
         }
     }
 
     /// A take of nothing, as a check would make it.
-    pub(super) async fn probe(self: &Arc<Self>) -> Result<Value, Failure> {
-        let (run, deadline) = (self.probe.run(), Instant::now() + self.limits.timeout);
-        self.call(Request::Script(&run), Manner::Plain, deadline).await
+    pub(super) async fn probe(self: &Arc<Self>) -> Result<(), Failure> {
+        let (probe, deadline) = (self.probe.lock().clone(), Instant::now() + self.limits.timeout);
+        self.call(Request::Script(&probe.run()), Manner::Plain, deadline).await.map(drop)
+    }
+
+    /// Asks, until the deadline, in place of a call that was given up before: callers that always give up sooner than a
+    /// hung server is known to hang would else never have the breaker opened, and pile up on a connection for ever.
+    fn ask_after(self: &Arc<Self>) {
+        // There is no runtime any more when the calls that it ran are dropped with it.
+        let Ok(runtime) = Handle::try_current() else { return };
+        if !self.breaker.is_open() && !self.asking_after.swap(true, Ordering::Relaxed) {
+            let node = self.clone();
+            runtime.spawn(async move {
+                // What it says is the breaker's to hear.
+                let _ = node.probe().await;
+                node.asking_after.store(false, Ordering::Relaxed);
+            });
+        }
     }
 }
 
@@ -204,5 +262,27 @@ fn connecting(error: PoolError<RedisError>) -> Failure {
     match error {
         PoolError::Backend(error) => error.into(),
         other => RedisError::from((ErrorKind::Client, "no connection", other.to_string())).into(),
+    }
+}
+
+/// A call on its way.
+struct Call<'a> {
+    node: &'a Arc<Node>,
+    judged: bool,
+    _place: SemaphorePermit<'a>,
+}
+
+impl Call<'_> {
+    fn end(mut self, outcome: &Result<Value, Failure>) {
+        self.judged = true;
+        self.node.judge(outcome);
+    }
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        if !self.judged {
+            self.node.ask_after();
+        }
     }
 }

@@ -50,7 +50,7 @@ impl RedisStore {
         let Some(node) = servers.get(from.server) else {
             return Ok(Round { keys: Vec::new(), next: None });
         };
-        let reply = self.ask(node, Request::Command(&command), self.deadline()).await?;
+        let reply = node.ask(Request::Command(&command), self.deadline()).await?;
         let (scan, keys) = <(u64, Vec<Vec<u8>>)>::from_redis_value(reply)
             .map_err(|error| StoreError::Protocol(fault::one_line(&error)))?;
         let next = if scan == 0 { Cursor { server: from.server + 1, scan } } else { Cursor { scan, ..from } };

@@ -70,14 +70,17 @@ impl Probe {
         Self { script, charge: [Charge { key: Key::new(key_prefix, Dimension::User, id), quota, cost: 0.0 }] }
     }
 
+    /// Where on a Cluster its bucket is.
+    pub(super) fn slot(&self) -> u16 {
+        slot_of(&self.charge[0].key)
+    }
+
     /// The same with a key that lies in a slot of which `fits` is true; without such a key among many, the same.
     pub(super) fn in_slot(&self, key_prefix: &str, fits: impl Fn(u16) -> bool) -> Self {
         /// Enough for a node with a hundredth of the slots to be all but sure of a key.
         const TRIED: u32 = 2000;
         let names = (0..TRIED).map(|number| format!("~probe{number}"));
-        let found = names
-            .map(|id| Self::of(self.script.clone(), key_prefix, &id))
-            .find(|probe| fits(slot_of(&probe.charge[0].key)));
+        let found = names.map(|id| Self::of(self.script.clone(), key_prefix, &id)).find(|probe| fits(probe.slot()));
         found.unwrap_or_else(|| self.clone())
     }
 
@@ -166,6 +169,12 @@ mod tests {
             assert_eq!(parse(&reply, 1).unwrap_err().kind(), "protocol", "{text}");
         }
         assert_eq!(parse(&Value::Nil, 0).unwrap_err().kind(), "protocol");
+    }
+
+    #[test]
+    fn slots_are_those_of_redis() {
+        // As CLUSTER KEYSLOT says.
+        assert_eq!(slot(b"123456789"), 12_739);
     }
 
     #[test]
