@@ -57,6 +57,8 @@ fn a_server_that_comes_back_without_its_data_starts_with_full_buckets() {
     server.restart();
     let cleared = trial.now();
     trial.until_recovered();
+    // Long enough to spend what the new buckets hold.
+    trial.hold(seconds(2.0));
     let run = trial.end();
     let window = Window { injected, cleared };
     let row = run.row("kill -9, restarted empty", TOPOLOGY, window);

@@ -6,8 +6,9 @@
 //! (SENTINEL REMOVE and MONITOR), which begins anew with the epochs. Takes the Sentinels' addresses and gives a [`Node`];
 //! knows no buckets.
 //!
-//! Sentinel tells of a graceful failover when it is over, a second and more after the replica became a master; what was
-//! written to the old one meanwhile is lost. So the promotion is watched from the moment it is announced.
+//! Sentinel tells of a graceful failover when it is over, a second and more after the replica became a master; what is
+//! written to the old one meanwhile is lost. So the promotion is watched from the moment it is announced, and calls are
+//! held for some milliseconds then, until they can go to the new master.
 
 use super::connect::{Dial, Link, Role, says_master};
 use super::fault::{Failure, one_line};
@@ -36,7 +37,10 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How long a Sentinel that failed is left alone.
 const RETRY: Duration = Duration::from_millis(500);
 /// How long a replica that is to be promoted is watched, and how often it is asked.
-const PROMOTION: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(5));
+const PROMOTION: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(1));
+/// How long calls are held for a replica that was told to become a master. It does so within a millisecond or two; a
+/// call has `redis.timeout` in all.
+const HOLD: Duration = Duration::from_millis(20);
 /// How long after the start calls wait for the first master to be found, at least.
 pub(super) const SEARCH: Duration = Duration::from_secs(1);
 
@@ -52,10 +56,33 @@ enum News {
     Promoted(Address),
 }
 
+/// Where calls go.
+#[derive(Clone, Debug)]
+enum Direction {
+    Unknown,
+    To(Arc<Node>),
+    /// Nowhere for the moment, as this one is about to be left; and to it after all, when nothing came of that.
+    Hold {
+        leaving: Arc<Node>,
+        until: Instant,
+    },
+}
+
+impl Direction {
+    /// The master, even if it is about to be left.
+    fn node(&self) -> Option<&Arc<Node>> {
+        match self {
+            Self::Unknown => None,
+            Self::To(node) | Self::Hold { leaving: node, .. } => Some(node),
+        }
+    }
+}
+
 /// The master that the Sentinels name.
 #[derive(Debug)]
 pub(super) struct Sentinel {
-    master: watch::Receiver<Option<Arc<Node>>>,
+    direction: watch::Receiver<Direction>,
+    timeout: Duration,
     why_unknown: Arc<Mutex<String>>,
     search_until: Instant,
     /// Ended with this.
@@ -67,13 +94,13 @@ impl Sentinel {
     pub(super) fn follow(sentinels: Vec<Dial>, name: String, access: Dial, limits: CallLimits, probe: Probe) -> Self {
         // What a Sentinel says while the follower is busy waits with that Sentinel, so that nothing old queues up.
         let (tell, hear) = mpsc::channel(1);
-        let (found, master) = watch::channel(None);
+        let (direct, direction) = watch::channel(Direction::Unknown);
         let why_unknown = Arc::new(Mutex::new("none has answered yet".to_owned()));
         let follower = Follower {
             access,
             limits,
             probe,
-            found,
+            direct,
             current: None,
             standing: Standing::Master,
             named: vec![None; sentinels.len()],
@@ -88,26 +115,34 @@ impl Sentinel {
             tasks.spawn(watcher.run(why_unknown.clone()));
         }
         let search_until = Instant::now() + SEARCH.max(limits.timeout);
-        Self { master, why_unknown, search_until, _tasks: tasks }
+        Self { direction, timeout: limits.timeout, why_unknown, search_until, _tasks: tasks }
     }
 
     /// The master if one is known.
     pub(super) fn known(&self) -> Option<Arc<Node>> {
-        self.master.borrow().clone()
+        self.direction.borrow().node().cloned()
     }
 
-    /// The master. Soon after the start, calls wait for it until their deadline.
+    /// The master. Calls wait for it, until their deadline, while it changes, and soon after the start.
     pub(super) async fn master(&self, deadline: Instant) -> Result<Arc<Node>, StoreError> {
-        if let Some(node) = self.known() {
-            return Ok(node);
+        let (until, otherwise) = match &*self.direction.borrow() {
+            Direction::To(node) => return Ok(node.clone()),
+            Direction::Hold { leaving, until } if *until <= Instant::now() => return Ok(leaving.clone()),
+            Direction::Hold { leaving, until } => (*until, Some(leaving.clone())),
+            Direction::Unknown => (self.search_until, None),
+        };
+        let mut direction = self.direction.clone();
+        let directed = direction.wait_for(|direction| matches!(direction, Direction::To(_)));
+        let directed = tokio::time::timeout_at(until.min(deadline), directed).await.ok().and_then(Result::ok);
+        match directed.as_ref().and_then(|direction| direction.node()).cloned().or(otherwise) {
+            // Sent with no time left, it could only be carried out too late.
+            Some(_) if Instant::now() >= deadline => Err(StoreError::Timeout(self.timeout)),
+            Some(node) => Ok(node),
+            None => {
+                let why = self.why_unknown.lock();
+                Err(StoreError::Connection(format!("no master is known from the sentinels: {why}")))
+            }
         }
-        let mut master = self.master.clone();
-        let found = tokio::time::timeout_at(deadline.min(self.search_until), master.wait_for(Option::is_some)).await;
-        let found = found.ok().and_then(Result::ok).and_then(|node| node.clone());
-        found.ok_or_else(|| {
-            let why = self.why_unknown.lock();
-            StoreError::Connection(format!("no master is known from the sentinels: {why}"))
-        })
     }
 }
 
@@ -212,7 +247,7 @@ struct Follower {
     access: Dial,
     limits: CallLimits,
     probe: Probe,
-    found: watch::Sender<Option<Arc<Node>>>,
+    direct: watch::Sender<Direction>,
     current: Option<(Address, u64)>,
     standing: Standing,
     /// What each Sentinel named last.
@@ -249,6 +284,7 @@ impl Follower {
                 }
             }
             News::Promoted(address) if !self.is_current(&address) => {
+                self.hold();
                 let dial = Dial { role: Role::Any, ..self.access.at(&address) };
                 self.errands.spawn(watch_promotion(dial, address));
             }
@@ -259,7 +295,7 @@ impl Follower {
     async fn learn(&mut self, seen: Seen) {
         match seen {
             Seen::Role(node, standing)
-                if self.found.borrow().as_ref().is_some_and(|known| Arc::ptr_eq(known, &node)) =>
+                if self.direct.borrow().node().is_some_and(|known| Arc::ptr_eq(known, &node)) =>
             {
                 if standing == Standing::Demoted && self.standing != Standing::Demoted {
                     tracing::warn!(master = %node.url(), "the master is a replica now: looking for its successor");
@@ -273,6 +309,20 @@ impl Follower {
                 self.try_to_follow(address, epoch).await;
             }
             Seen::Role(..) | Seen::Promoted(_) | Seen::NotPromoted => {}
+        }
+    }
+
+    /// Lets no call go to the present master for a moment: what it wrote there would be lost. One that does not answer
+    /// holds up nobody.
+    fn hold(&self) {
+        let now = Instant::now();
+        let leaving = match &*self.direct.borrow() {
+            Direction::To(node) => node.clone(),
+            Direction::Hold { leaving, until } if *until <= now => leaving.clone(),
+            Direction::Hold { .. } | Direction::Unknown => return,
+        };
+        if !leaving.breaker_is_open() {
+            self.direct.send_replace(Direction::Hold { leaving, until: now + HOLD });
         }
     }
 
@@ -310,7 +360,7 @@ impl Follower {
         tracing::info!(master = %node.url(), was, epoch, "following the master that the sentinels name");
         self.standing = Standing::Master;
         self.errands.spawn(watch_role(node.clone()));
-        self.found.send_replace(Some(node));
+        self.direct.send_replace(Direction::To(node));
     }
 }
 
