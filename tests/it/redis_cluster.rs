@@ -169,6 +169,19 @@ async fn a_foreign_value_in_one_slot_costs_the_others_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_denial_stands_though_another_bucket_fails() {
+    let (store, keys) = (store(shared()), key_of_each_shard());
+    let mut charges = charges(&keys, 5.0);
+    charges[0].quota = quota(1.0, NEVER);
+    assert!(store.take(&charges[..2]).await.unwrap().admitted);
+    let () = shared().nodes[2].run(&["SET", keys[2].as_str(), "precious"]);
+    let denied = store.take(&charges).await.unwrap();
+    assert!(!denied.admitted, "else a shard that is away would lift the limits of the others");
+    assert_eq!((tokens(&denied, &charges)[0], tokens(&denied, &charges)[2]), (0.0, 5.0));
+    eventually_stored(shared(), &keys[1], 4.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn buckets_are_looked_at_reset_and_listed_wherever_they_are() {
     let (store, keys) = (store(shared()), key_of_each_shard());
     assert!(store.take(&charges(&keys, 5.0)).await.unwrap().admitted);

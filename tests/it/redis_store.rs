@@ -192,7 +192,7 @@ async fn callers_who_always_give_up_sooner_than_the_timeout_open_the_breaker_too
     server.signal("STOP");
     let deadline = Instant::now() + PATIENCE;
     while store.open_breakers() == 0 {
-        let given_up = tokio::time::timeout(Duration::from_millis(1), take(&store)).await;
+        let given_up = tokio::time::timeout(Duration::from_millis(20), take(&store)).await;
         assert!(given_up.is_err(), "{given_up:?}");
         assert!(Instant::now() < deadline, "nobody finds out that the server hangs");
     }

@@ -48,6 +48,10 @@ impl Default for CallLimits {
     }
 }
 
+/// A call that waited so long when it was given up makes a server suspicious. Clients that come and go make none: an
+/// answer takes less.
+const SUSPICIOUS: Duration = Duration::from_millis(5);
+
 /// What is asked of a server.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Request<'a> {
@@ -142,7 +146,7 @@ impl Node {
         let place = self.take_place(deadline).await?;
         // Of those that waited for a place, some were overtaken by the failures of others.
         self.unless_open()?;
-        let call = Call { node: self, judged: false, _place: place };
+        let call = Call { node: self, deadline, judged: false, _place: place };
         let outcome = self.attempt(request, manner, deadline).await;
         call.end(&outcome);
         outcome
@@ -268,6 +272,7 @@ fn connecting(error: PoolError<RedisError>) -> Failure {
 /// A call on its way.
 struct Call<'a> {
     node: &'a Arc<Node>,
+    deadline: Instant,
     judged: bool,
     _place: SemaphorePermit<'a>,
 }
@@ -282,7 +287,10 @@ impl Call<'_> {
 impl Drop for Call<'_> {
     fn drop(&mut self) {
         if !self.judged {
-            self.node.ask_after();
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            if self.node.limits.timeout.saturating_sub(left) >= SUSPICIOUS {
+                self.node.ask_after();
+            }
         }
     }
 }

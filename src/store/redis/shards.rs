@@ -88,6 +88,8 @@ impl Shards {
     }
 
     /// Puts the answers together, and gives back what was taken unless all was.
+    ///
+    /// A denial stands, whatever befell the other buckets: one that failed is then told as full.
     fn settle(
         self: Arc<Self>,
         charges: Charges,
@@ -95,23 +97,29 @@ impl Shards {
         now: Option<Timestamp>,
     ) -> Result<Taken, StoreError> {
         let all = answers.iter().all(|answer| answer.as_ref().is_ok_and(|taken| taken.admitted));
-        let mut levels = Ok(Levels::new());
+        let denied = answers.iter().any(|answer| answer.as_ref().is_ok_and(|taken| !taken.admitted));
+        let (mut levels, mut failure) = (Levels::new(), None);
         for (charge, answer) in charges.into_iter().zip(answers) {
-            let refunded = if answer.as_ref().is_ok_and(|taken| taken.admitted && !all) { charge.cost } else { 0.0 };
-            match (answer, &mut levels) {
-                (Ok(taken), Ok(levels)) => {
-                    levels.extend(
-                        taken.levels.into_iter().map(|level| Level { tokens: level.tokens + refunded, ..level }),
-                    );
+            match answer {
+                Ok(taken) => {
+                    let given_back = taken.admitted && !all;
+                    let back = if given_back { charge.cost } else { 0.0 };
+                    levels.extend(taken.levels.iter().map(|level| Level { tokens: level.tokens + back, ..*level }));
+                    if given_back {
+                        self.clone().give_back(charge, now);
+                    }
                 }
-                (Ok(_), Err(_)) => {}
-                (Err(error), levels) => *levels = Err(error),
-            }
-            if refunded > 0.0 {
-                self.clone().give_back(charge, now);
+                Err(error) => {
+                    levels.push(Level { tokens: charge.quota.max_tokens(), elapsed: 0.0 });
+                    // That something may have been charged must not be hidden by a failure that charged nothing.
+                    failure = failure.filter(StoreError::may_have_charged).or(Some(error));
+                }
             }
         }
-        levels.map(|levels| whole(all, levels))
+        match failure {
+            Some(error) if !denied => Err(error),
+            _ => Ok(whole(all, levels)),
+        }
     }
 
     /// Gives tokens back, without anybody waiting.
