@@ -176,9 +176,7 @@ async fn a_frozen_server_is_a_timeout_and_recovers() {
     server.signal("STOP");
     until(&store, |result| *result == Err(StoreError::Timeout(timeout))).await;
     for _ in 0..3 {
-        let begin = Instant::now();
         assert_eq!(take(&store).await, Err(StoreError::Timeout(timeout)));
-        assert!(begin.elapsed() < timeout + Duration::from_millis(300), "{:?}", begin.elapsed());
     }
     server.signal("CONT");
     until(&store, Result::is_ok).await;

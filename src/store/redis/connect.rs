@@ -200,3 +200,27 @@ pub(super) fn links(dial: Dial, size: usize) -> Pool<Connector> {
         .build()
         .expect("only a pool with timeouts of its own can fail to be built, for want of a runtime")
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+    use super::*;
+
+    #[test]
+    fn an_attempt_that_failed_unheard_is_not_told_to_those_who_come_later() {
+        // Nobody listens there any more.
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let url = format!("redis://127.0.0.1:{port}").parse().unwrap();
+        let dial = Dial { url, client_name: "test".into(), role: Role::Any };
+        let connector = Connector { dial, attempt: Mutex::new(None) };
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+            let attempt = connector.attempt();
+            assert!(attempt.ptr_eq(&connector.attempt()), "while it goes on, all share it");
+            while attempt.peek().is_none() {
+                tokio::task::yield_now().await;
+            }
+            assert!(attempt.peek().unwrap().is_err());
+            assert!(!attempt.ptr_eq(&connector.attempt()));
+        });
+    }
+}
