@@ -142,6 +142,13 @@ impl Quota {
         self.ttl
     }
 
+    /// The same for a bucket that may be used under `other` as well, which takes longer to fill: whoever uses it under
+    /// this may not have it forgotten, and so filled, before that time.
+    #[must_use]
+    pub fn kept_as_long_as(self, other: &Self) -> Self {
+        Self { ttl: self.ttl.max(other.ttl), ..self }
+    }
+
     /// One of so many equal parts of this quota: as many buckets of that size, together, hold as much and fill as fast.
     pub fn share(&self, parts: NonZeroU32) -> Self {
         let part = |amount: f64| (amount / f64::from(parts.get())).max(f64::MIN_POSITIVE);

@@ -22,9 +22,19 @@ impl Limits {
         }
     }
 
+    /// These limits, for buckets that are used under `others` as well.
+    #[must_use]
+    pub fn kept_as_long_as(&self, others: &Self) -> Self {
+        let kept = |dimension| match (self.of(dimension), others.of(dimension)) {
+            (Some(mine), Some(theirs)) => Some(mine.kept_as_long_as(&theirs)),
+            (mine, _) => mine,
+        };
+        Self { user: kept(Dimension::User), key: kept(Dimension::Key), ip: kept(Dimension::Ip) }
+    }
+
     /// These limits, but for what `over` states.
     pub fn overlaid(&self, over: Option<&Self>) -> Self {
-        let over = over.copied().unwrap_or_default();
+        let over = over.map(|over| over.kept_as_long_as(self)).unwrap_or_default();
         Self { user: over.user.or(self.user), key: over.key.or(self.key), ip: over.ip.or(self.ip) }
     }
 

@@ -50,8 +50,16 @@ pub struct Tiers {
 
 impl Tiers {
     /// `others` may not hold the default's name again: `config` sees to that.
+    ///
+    /// A caller may be of one tier now and of another later, with the same bucket. So a bucket is kept as long as the
+    /// slowest of the tiers' needs to fill it, else a small and fast quota would have a large and slow one filled anew.
     pub fn new(default: Tier, others: Vec<Tier>) -> Self {
-        Self { default, others }
+        let mut tiers = Self { default, others };
+        let all: Vec<Limits> = tiers.iter().map(|tier| tier.limits).collect();
+        for tier in std::iter::once(&mut tiers.default).chain(&mut tiers.others) {
+            tier.limits = all.iter().fold(tier.limits, |limits, others| limits.kept_as_long_as(others));
+        }
+        tiers
     }
 
     pub fn default_tier(&self) -> &Tier {
@@ -99,5 +107,24 @@ impl Tiers {
             Claim::Settled(tier) => self.at(tier),
             Claim::KeyFirst { otherwise } => self.at(api_key.and_then(|key| key.tier).unwrap_or(otherwise)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+    use super::*;
+    use crate::bucket::Quota;
+
+    #[test]
+    fn a_bucket_is_kept_as_long_as_the_slowest_tier_needs_to_fill_it() {
+        let user = |max_tokens, rate| Limits { user: Quota::parse(max_tokens, rate).ok(), ..Limits::default() };
+        let tier = |name: &str, limits| Tier { name: name.into(), limits, on_store_error: None };
+        let tiers = Tiers::new(tier("slow", user(1000.0, 0.3)), vec![tier("fast", user(100.0, 50.0))]);
+        let kept: Vec<u64> = tiers.iter().map(|tier| tier.limits.user.unwrap().ttl()).collect();
+        assert_eq!(kept, [6667, 6667]);
+        let over = tiers.at(1).limits.overlaid(Some(&user(10.0, 10.0)));
+        assert_eq!(over.user.map(|quota| (quota.max_tokens(), quota.ttl())), Some((10.0, 6667)));
+        assert_eq!(over.key, None);
     }
 }
