@@ -7,6 +7,7 @@
 use smallvec::SmallVec;
 use std::fmt;
 use std::num::NonZeroU32;
+use std::time::Duration;
 use thiserror::Error;
 
 /// What a bucket is kept for.
@@ -177,6 +178,19 @@ pub struct Charge {
     pub cost: f64,
 }
 
+impl Charge {
+    /// What may be given back of this when it was taken at most so long ago: what cannot have flowed in since. `None`:
+    /// nothing.
+    ///
+    /// Had the take never happened, the bucket might have been full all that time, and what flowed in have been lost. In
+    /// the bucket it was not lost, so to give back all would be to give that twice.
+    #[must_use]
+    pub fn refundable(&self, since: Duration) -> Option<Self> {
+        let cost = self.cost - self.quota.inflow(since.as_micros() as f64 + 1.0);
+        (cost > 0.0).then(|| Self { cost, ..self.clone() })
+    }
+}
+
 /// The charges of one request; three dimensions fit without an allocation.
 pub type Charges = SmallVec<[Charge; 3]>;
 
@@ -322,8 +336,8 @@ pub fn peek(charges: &[Charge], states: &[Option<State>], now: Timestamp) -> Tak
 /// Gives back what was taken for a request that another bucket denied, as `lua/refund.lua` repeats it: never above a full
 /// bucket, and nothing where nothing is stored, since that is full.
 ///
-/// Nothing is ever admitted by it that would not have been admitted had the take never happened: between the two the
-/// bucket holds less than it would have, and after it not more.
+/// Of a charge that is [`Charge::refundable`], nothing is ever admitted by it that would not have been admitted had the
+/// take never happened: between the two the bucket holds less than it would have, and after it not more.
 pub fn refund(charge: &Charge, stored: Option<State>, now: Timestamp) -> Option<State> {
     let found = stored.filter(|state| state.tokens.is_finite())?;
     let mut state = State::refilled(Some(found), &charge.quota, now);
@@ -424,6 +438,62 @@ mod tests {
         assert_eq!(refund(&ten, at_level(2.0), at(50.0)), at_level(6.0), "a clock that steps back");
         assert_eq!(refund(&ten, None, at(100.0)), None);
         assert_eq!(refund(&ten, at_level(f64::NAN), at(100.0)), None);
+    }
+
+    #[test]
+    fn what_flowed_in_since_is_not_given_back_as_well() {
+        let one = charge(Quota::parse(10.0, 25.0).unwrap(), 1.0);
+        let left = |millis| one.refundable(Duration::from_millis(millis)).map(|charge| (charge.cost * 1000.0).round());
+        assert_eq!([0, 10, 39, 40, 1000].map(left), [Some(1000.0), Some(750.0), Some(25.0), None, None]);
+    }
+
+    /// What happens, and how many microseconds after what happened before.
+    type Happening = (u64, f64, Option<u64>);
+
+    /// Takes at their times, each with its cost; some are given back so many microseconds later. Gives the others.
+    fn kept(quota: Quota, happenings: &[Happening]) -> Vec<(u64, f64)> {
+        let (mut now, mut stored, mut kept) = (1_700_000_000_000_000, None, Vec::new());
+        let mut refunds: Vec<(u64, u64, Charge)> = Vec::new();
+        for (gap, cost, refunded_after) in happenings {
+            now += gap;
+            refunds.sort_by_key(|(at, ..)| *at);
+            while refunds.first().is_some_and(|(at, ..)| *at <= now) {
+                let (at, taken, charge) = refunds.remove(0);
+                if let Some(charge) = charge.refundable(Duration::from_micros(at - taken)) {
+                    stored = refund(&charge, stored, Timestamp { micros: at }).or(stored);
+                }
+            }
+            let (one, mut states) = (charge(quota, *cost), [stored]);
+            if take(std::slice::from_ref(&one), &mut states, Timestamp { micros: now }).admitted {
+                stored = states[0];
+                match refunded_after {
+                    Some(later) => refunds.push((now + later, now, one)),
+                    None => kept.push((now, *cost)),
+                }
+            }
+        }
+        kept
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn refunds_however_late_admit_no_more_than_the_bucket_may(
+            rate in 1.0..100.0_f64,
+            happenings in proptest::collection::vec(
+                (0..60_000_u64, 0.5..3.0_f64, proptest::option::of(0..1_000_000_u64)),
+                1..80,
+            ),
+        ) {
+            let kept = kept(Quota::parse(10.0, rate).unwrap(), &happenings);
+            for from in 0..kept.len() {
+                let mut sum = 0.0;
+                for (at, cost) in &kept[from..] {
+                    sum += cost;
+                    let most = 10.0 + rate * (at - kept[from].0) as f64 / 1e6;
+                    proptest::prop_assert!(sum <= most + 1e-6, "{sum} of {most}: {kept:?}");
+                }
+            }
+        }
     }
 
     #[test]

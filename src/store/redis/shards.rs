@@ -58,8 +58,9 @@ impl Shards {
         }
         let (shards, charges) = (self.clone(), charges.iter().cloned().collect::<Charges>());
         let task = tokio::spawn(async move {
+            let sent = Instant::now();
             let answers = shards.run_each(&shards.take, &charges, now, deadline).await;
-            shards.settle(charges, answers, now)
+            shards.settle(charges, answers, sent, now)
         });
         // A task is lost only with the runtime.
         task.await.unwrap_or_else(|lost| Err(StoreError::Connection(lost.to_string())))
@@ -87,13 +88,15 @@ impl Shards {
         script::parse(&reply, 1)
     }
 
-    /// Puts the answers together, and gives back what was taken unless all was.
+    /// Puts the answers together, and gives back what was taken unless all was: as much as cannot have flowed in since it
+    /// was sent for.
     ///
     /// A denial stands, whatever befell the other buckets: one that failed is then told as full.
     fn settle(
         self: Arc<Self>,
         charges: Charges,
         answers: Vec<Result<Taken, StoreError>>,
+        sent: Instant,
         now: Option<Timestamp>,
     ) -> Result<Taken, StoreError> {
         let all = answers.iter().all(|answer| answer.as_ref().is_ok_and(|taken| taken.admitted));
@@ -105,7 +108,7 @@ impl Shards {
                     let given_back = taken.admitted && !all;
                     let back = if given_back { charge.cost } else { 0.0 };
                     levels.extend(taken.levels.iter().map(|level| Level { tokens: level.tokens + back, ..*level }));
-                    if given_back {
+                    if let Some(charge) = charge.refundable(sent.elapsed()).filter(|_| given_back) {
                         self.clone().give_back(charge, now);
                     }
                 }
