@@ -3,6 +3,8 @@
 use crate::support::redis::{PATIENCE, Server, settings, shared, store, within};
 use crate::support::{Hands, NEVER, charge, quota, unique_prefix, user};
 use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 use tidegate::bucket::{Charge, Key, Taken};
 use tidegate::store::redis::{CallLimits, ClockSource, RedisSettings, RedisStore, RedisUrl};
@@ -268,6 +270,55 @@ async fn a_user_who_may_not_read_api_keys_keeps_no_check_from_its_buckets() {
     }
     assert_eq!(store.open_breakers(), 0);
     assert!(take(&store).await.unwrap().admitted);
+}
+
+/// With a breaker that opens at the first failure.
+fn failing_once(usual: RedisSettings) -> RedisSettings {
+    let limits = CallLimits { breaker_failures: 1, ..usual.limits };
+    RedisSettings { limits, ..usual }
+}
+
+#[tokio::test]
+async fn a_server_that_answers_others_in_time_is_not_taken_for_dead() {
+    let port = server_that_answers_the_second_take_with_the_third();
+    let usual = within(Duration::from_millis(500), settings(&format!("redis://127.0.0.1:{port}")));
+    let store = RedisStore::new(failing_once(usual));
+    let (first, second) = tokio::join!(take(&store), take(&store));
+    assert!(first.unwrap().admitted);
+    assert_eq!(second.unwrap_err().kind(), "timeout");
+    assert_eq!(store.open_breakers(), 0);
+    assert!(take(&store).await.unwrap().admitted, "on the connection that is there");
+}
+
+/// As a server with more to do than it can in time, on its only connection.
+fn server_that_answers_the_second_take_with_the_third() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        let (mut socket, _) = listener.accept().unwrap();
+        let mut commands = BufReader::new(socket.try_clone().unwrap());
+        let mut takes = 0;
+        while let Some(name) = command(&mut commands) {
+            takes += usize::from(name == "EVALSHA");
+            let reply = match (name.as_str(), takes) {
+                ("EVALSHA", 2) => String::new(),
+                ("EVALSHA", 3) => "$5\r\n1 9 0\r\n".repeat(2),
+                ("EVALSHA", _) => "$5\r\n1 9 0\r\n".to_owned(),
+                _ => "+OK\r\n".to_owned(),
+            };
+            socket.write_all(reply.as_bytes()).unwrap();
+        }
+    });
+    port
+}
+
+/// Reads a command, and gives the first of its words.
+fn command(from: &mut impl BufRead) -> Option<String> {
+    let mut line = || from.by_ref().lines().next()?.ok();
+    let words: usize = line()?.strip_prefix('*')?.parse().ok()?;
+    // Each has its length in a line before it, and no word of these tests holds a line end.
+    let words: Vec<String> = (0..words).map_while(|_| line().and_then(|_| line())).collect();
+    words.into_iter().next()
 }
 
 #[tokio::test]

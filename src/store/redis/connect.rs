@@ -15,24 +15,49 @@ use futures_util::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// How long connecting and signing in may take. It is longer than a call may take, since it goes on when the call that
 /// wanted the connection has given up: a server that is slow to connect to is reached all the same.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Says of a connection, to all who hold a clone of it, that it is not to be used again.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Spoilt(Arc<AtomicBool>);
+/// How a connection does, known to all who hold a clone of it.
+#[derive(Clone, Debug)]
+pub(super) struct Pulse(Arc<Beats>);
 
-impl Spoilt {
-    pub(super) fn set(&self) {
-        self.0.store(true, Ordering::Relaxed);
+#[derive(Debug)]
+struct Beats {
+    made: Instant,
+    /// When a reply last came in while it was waited for, in microseconds since `made`.
+    replied: AtomicU64,
+    spoilt: AtomicBool,
+}
+
+impl Pulse {
+    /// Of a connection that has just been made.
+    fn new() -> Self {
+        Self(Arc::new(Beats { made: Instant::now(), replied: AtomicU64::new(0), spoilt: AtomicBool::new(false) }))
     }
 
-    fn is_set(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+    /// Whether a reply has come in after this time.
+    pub(super) fn replied_after(&self, time: Instant) -> bool {
+        self.0.made + Duration::from_micros(self.0.replied.load(Ordering::Relaxed)) > time
+    }
+
+    fn replied(&self) {
+        let micros = u64::try_from(self.0.made.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.0.replied.store(micros, Ordering::Relaxed);
+    }
+
+    /// Has the connection not be used again.
+    pub(super) fn spoil(&self) {
+        self.0.spoilt.store(true, Ordering::Relaxed);
+    }
+
+    fn is_spoilt(&self) -> bool {
+        self.0.spoilt.load(Ordering::Relaxed)
     }
 }
 
@@ -40,17 +65,21 @@ impl Spoilt {
 #[derive(Clone, Debug)]
 pub(super) struct Link {
     connection: MultiplexedConnection,
-    spoilt: Spoilt,
+    pulse: Pulse,
 }
 
 impl Link {
-    pub(super) fn spoilt(&self) -> Spoilt {
-        self.spoilt.clone()
+    pub(super) fn pulse(&self) -> Pulse {
+        self.pulse.clone()
     }
 
     /// Sends a command and waits for its answer, without a time limit of its own.
     pub(super) async fn send(&mut self, command: &Cmd) -> Result<Value, RedisError> {
-        command.query_async(&mut self.connection).await
+        let reply: Result<_, RedisError> = command.query_async(&mut self.connection).await;
+        if reply.as_ref().err().is_none_or(|error| !error.is_io_error()) {
+            self.pulse.replied();
+        }
+        reply
     }
 
     /// Sends a command to a Cluster node that is about to get its slot from another.
@@ -59,6 +88,7 @@ impl Link {
         let mut both = Pipeline::with_capacity(2);
         both.cmd("ASKING").add_command(command.clone());
         let mut replies = self.connection.req_packed_commands(&both, 1, 1).await?;
+        self.pulse.replied();
         let missing = || RedisError::from((ErrorKind::UnexpectedReturnType, "no reply after ASKING"));
         replies.pop().ok_or_else(missing)?.extract_error()
     }
@@ -107,7 +137,7 @@ impl Dial {
         // The callers bound connecting and each call, so neither is timed a second time here.
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        let mut link = Link { connection, spoilt: Spoilt::default() };
+        let mut link = Link { connection, pulse: Pulse::new() };
         self.greet(&mut link).await?;
         Ok(link)
     }
@@ -188,7 +218,7 @@ impl Manager for Connector {
     }
 
     async fn recycle(&self, link: &mut Link, _: &Metrics) -> RecycleResult<RedisError> {
-        if link.spoilt.is_set() { Err(RecycleError::message("a call failed on it")) } else { Ok(()) }
+        if link.pulse.is_spoilt() { Err(RecycleError::message("a call failed on it")) } else { Ok(()) }
     }
 }
 

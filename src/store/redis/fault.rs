@@ -13,13 +13,16 @@ pub(super) enum Failure {
     /// The server, or the way to it.
     Redis(RedisError),
     Timeout,
+    /// Not answered in time, which tells nothing of the server: others were answered on the same connection, or this
+    /// process was late.
+    Late,
     /// Not sent: the server failed before, and did not answer a probe since.
     BreakerOpen,
     /// Not sent: as many calls as are allowed were on their way until there was no time left.
     Overloaded,
 }
 
-use Failure::{BreakerOpen, Overloaded, Redis, Timeout};
+use Failure::{BreakerOpen, Late, Overloaded, Redis, Timeout};
 
 impl From<RedisError> for Failure {
     fn from(error: RedisError) -> Self {
@@ -85,7 +88,7 @@ impl Failure {
     /// In the words of the port. `url` is that of the server, `timeout` what the call was given.
     pub(super) fn told(&self, url: &RedisUrl, timeout: Duration) -> StoreError {
         match self {
-            Timeout => StoreError::Timeout(timeout),
+            Timeout | Late => StoreError::Timeout(timeout),
             BreakerOpen => StoreError::BreakerOpen(url.to_string()),
             Overloaded => StoreError::Overloaded(url.to_string()),
             Redis(error) => store_error(error, url),
@@ -163,6 +166,7 @@ mod tests {
         let wrong_type = RedisError::from((ErrorKind::Server(ServerErrorKind::ResponseError), "WRONGTYPE a key"));
         assert!(!Redis(wrong_type).tells_against_server());
         assert!(!BreakerOpen.tells_against_server() && !Overloaded.tells_against_server());
+        assert!(!Late.tells_against_server() && !Late.spoils_connection());
         assert!(Timeout.tells_against_server());
         let read_only = RedisError::from((ErrorKind::Server(ServerErrorKind::ReadOnly), "a replica"));
         assert!(Redis(read_only).tells_against_server());

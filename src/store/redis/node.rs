@@ -20,6 +20,10 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
+/// A process that comes so much later than asked to be woken has more to do than it can: what it did not see in time
+/// tells nothing of others.
+const OWN_DELAY: Duration = Duration::from_millis(5);
+
 /// How calls to one server are limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallLimits {
@@ -165,7 +169,8 @@ impl Node {
     /// Asks, whatever the breaker says, and tells the breaker nothing.
     ///
     /// A connection that failed, or did not answer in time, is not handed out again: Redis may have closed it, hung, or
-    /// moved to another address.
+    /// moved to another address. It is kept when it answered others within such a time, or when this process was late
+    /// itself and may have left the answer unread: then there are more calls than are answered in time.
     pub(super) async fn attempt(
         &self,
         request: Request<'_>,
@@ -175,13 +180,21 @@ impl Node {
         let mut used = None;
         let answer = async {
             let mut link = self.links.get().await.map_err(connecting)?.clone();
-            used = Some(link.spoilt());
+            used = Some(link.pulse());
             request.send(&mut link, manner).await.map_err(Failure::from)
         };
-        let outcome = tokio::time::timeout_at(deadline, answer).await.unwrap_or(Err(Failure::Timeout));
-        let spoilt = outcome.as_ref().is_err_and(Failure::spoils_connection);
-        if let Some(link) = used.filter(|_| spoilt) {
-            link.set();
+        let answer = tokio::time::timeout_at(deadline, answer).await;
+        let Some(pulse) = used else {
+            return answer.unwrap_or(Err(Failure::Timeout));
+        };
+        // A call that waited for its place had less time than the server is allowed to be silent for.
+        let answers_others = || deadline.checked_sub(self.limits.timeout).is_none_or(|sent| pulse.replied_after(sent));
+        let outcome = answer.unwrap_or_else(|_elapsed| {
+            let late = answers_others() || Instant::now() > deadline + OWN_DELAY;
+            Err(if late { Failure::Late } else { Failure::Timeout })
+        });
+        if outcome.as_ref().is_err_and(Failure::spoils_connection) {
+            pulse.spoil();
         }
         outcome
     }
