@@ -108,7 +108,8 @@ pub(super) struct Redis {
     pub(super) timeout: Option<Span>,
     /// Connections to each server, each shared by many calls at once: 1 to 64. Default: 1.
     pub(super) pool_size: Option<u64>,
-    /// Calls to each server that may be on their way at once; others wait, within `timeout`. Default: 1024.
+    /// Calls to each server that may be on their way at once; others wait, for half of
+    /// `timeout` at most. Default: 512.
     pub(super) max_in_flight: Option<u64>,
     /// When a failing server is not asked any more.
     pub(super) breaker: Option<Breaker>,

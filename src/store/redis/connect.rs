@@ -32,13 +32,16 @@ struct Beats {
     made: Instant,
     /// When a reply last came in while it was waited for, in microseconds since `made`.
     replied: AtomicU64,
+    /// How long that one had been waited for, in microseconds.
+    took: AtomicU64,
     spoilt: AtomicBool,
 }
 
 impl Pulse {
     /// Of a connection that has just been made.
     fn new() -> Self {
-        Self(Arc::new(Beats { made: Instant::now(), replied: AtomicU64::new(0), spoilt: AtomicBool::new(false) }))
+        let (replied, took) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self(Arc::new(Beats { made: Instant::now(), replied, took, spoilt: AtomicBool::new(false) }))
     }
 
     /// Whether a reply has come in after this time.
@@ -46,9 +49,16 @@ impl Pulse {
         self.0.made + Duration::from_micros(self.0.replied.load(Ordering::Relaxed)) > time
     }
 
-    fn replied(&self) {
-        let micros = u64::try_from(self.0.made.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.0.replied.store(micros, Ordering::Relaxed);
+    /// How long the last reply was waited for. Replies come in the order of their commands, so the next will take about
+    /// as long: what is in the way of one is in the way of the other.
+    pub(super) fn last_took(&self) -> Duration {
+        Duration::from_micros(self.0.took.load(Ordering::Relaxed))
+    }
+
+    fn replied(&self, sent: Instant) {
+        let (now, micros) = (Instant::now(), |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
+        self.0.replied.store(micros(now - self.0.made), Ordering::Relaxed);
+        self.0.took.store(micros(now - sent), Ordering::Relaxed);
     }
 
     /// Has the connection not be used again.
@@ -75,9 +85,10 @@ impl Link {
 
     /// Sends a command and waits for its answer, without a time limit of its own.
     pub(super) async fn send(&mut self, command: &Cmd) -> Result<Value, RedisError> {
+        let sent = Instant::now();
         let reply: Result<_, RedisError> = command.query_async(&mut self.connection).await;
         if reply.as_ref().err().is_none_or(|error| !error.is_io_error()) {
-            self.pulse.replied();
+            self.pulse.replied(sent);
         }
         reply
     }
@@ -87,8 +98,9 @@ impl Link {
         // Both in one write, so that nobody else's command comes between.
         let mut both = Pipeline::with_capacity(2);
         both.cmd("ASKING").add_command(command.clone());
+        let sent = Instant::now();
         let mut replies = self.connection.req_packed_commands(&both, 1, 1).await?;
-        self.pulse.replied();
+        self.pulse.replied(sent);
         let missing = || RedisError::from((ErrorKind::UnexpectedReturnType, "no reply after ASKING"));
         replies.pop().ok_or_else(missing)?.extract_error()
     }

@@ -4,7 +4,7 @@
 //! failed several times in a row. Takes requests and gives replies; knows no buckets, and no other server.
 
 use super::breaker::Breaker;
-use super::connect::{self, Connector, Dial, Link};
+use super::connect::{self, Connector, Dial, Link, Pulse};
 use super::fault::{Failure, is_no_script};
 use super::jittered;
 use super::script::{Probe, Run};
@@ -31,8 +31,8 @@ pub struct CallLimits {
     pub timeout: Duration,
     /// Connections, at least 1. One is shared by all calls and is enough to saturate a server.
     pub pool_size: usize,
-    /// Calls on their way at once, at least 1; others wait, within their own time. It bounds what a server that hangs may
-    /// still carry out, and charge, when it wakes.
+    /// Calls on their way at once, at least 1; others wait, for half of `timeout` at most. It bounds what a server that
+    /// hangs may still carry out, and charge, when it wakes.
     pub max_in_flight: usize,
     /// Failures in a row after which a server is not asked any more, at least 1.
     pub breaker_failures: u32,
@@ -45,7 +45,7 @@ impl Default for CallLimits {
         Self {
             timeout: Duration::from_millis(50),
             pool_size: 1,
-            max_in_flight: 1024,
+            max_in_flight: 512,
             breaker_failures: 5,
             probe_interval: Duration::from_millis(250),
         }
@@ -180,7 +180,11 @@ impl Node {
         let mut used = None;
         let answer = async {
             let mut link = self.links.get().await.map_err(connecting)?.clone();
-            used = Some(link.pulse());
+            let pulse = link.pulse();
+            if self.comes_too_late(&pulse, deadline) {
+                return Err(Failure::Overloaded);
+            }
+            used = Some(pulse);
             request.send(&mut link, manner).await.map_err(Failure::from)
         };
         let answer = tokio::time::timeout_at(deadline, answer).await;
@@ -199,18 +203,30 @@ impl Node {
         outcome
     }
 
+    /// Whether a command that is sent now is likely to be answered after the deadline, and so to be carried out, and
+    /// charged, for nobody. Sent all the same, such commands would make all that follow late as well, and a Redis that is
+    /// asked for somewhat more than it can do would do nothing of use.
+    fn comes_too_late(&self, pulse: &Pulse, deadline: Instant) -> bool {
+        let now = Instant::now();
+        // What was seen longer ago tells nothing of now.
+        let recent = now.checked_sub(self.limits.timeout).is_none_or(|earliest| pulse.replied_after(earliest));
+        recent && now + pulse.last_took() > deadline
+    }
+
     fn unless_open(&self) -> Result<(), Failure> {
         if self.breaker.is_open() { Err(Failure::BreakerOpen) } else { Ok(()) }
     }
 
-    /// Waits, if need be, until one of the calls on their way has ended.
+    /// Waits, if need be, until one of the calls on their way has ended: for half the time at most, as the other half is
+    /// needed for the answer.
     async fn take_place(&self, deadline: Instant) -> Result<SemaphorePermit<'_>, Failure> {
         if let Ok(place) = self.places.try_acquire() {
             return Ok(place);
         }
-        let waiting = tokio::time::timeout_at(deadline, self.places.acquire()).await;
-        // Sent with no time left, it could only be carried out too late.
-        let in_time = |_: &SemaphorePermit<'_>| Instant::now() < deadline;
+        let latest = deadline.checked_sub(self.limits.timeout / 2).unwrap_or(deadline);
+        let waiting = tokio::time::timeout_at(latest, self.places.acquire()).await;
+        // A place that becomes free as the time runs out is for those who came later.
+        let in_time = |_: &SemaphorePermit<'_>| Instant::now() < latest;
         waiting.ok().and_then(Result::ok).filter(in_time).ok_or(Failure::Overloaded)
     }
 
