@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 /// How many checks one connection may have in flight. Envoy opens further connections beyond it and does not queue, so
-/// it is high: the shipped Envoy configuration allows 8192 requests in all.
+/// it is high: an Envoy is to be held back by its own circuit breaker, as the shipped configuration does.
 const MAX_CONCURRENT_STREAMS: u32 = 8192;
 
 /// After how long without a word the peer is asked whether it is still there, and how long it has to answer.
