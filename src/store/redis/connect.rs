@@ -39,7 +39,7 @@ struct Beats {
 
 impl Pulse {
     /// Of a connection that has just been made.
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let (replied, took) = (AtomicU64::new(0), AtomicU64::new(0));
         Self(Arc::new(Beats { made: Instant::now(), replied, took, spoilt: AtomicBool::new(false) }))
     }
@@ -55,7 +55,8 @@ impl Pulse {
         Duration::from_micros(self.0.took.load(Ordering::Relaxed))
     }
 
-    fn replied(&self, sent: Instant) {
+    /// Notes a reply to what was sent then.
+    pub(super) fn replied(&self, sent: Instant) {
         let (now, micros) = (Instant::now(), |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX));
         self.0.replied.store(micros(now - self.0.made), Ordering::Relaxed);
         self.0.took.store(micros(now - sent), Ordering::Relaxed);

@@ -323,3 +323,24 @@ impl Drop for Call<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+    use super::super::connect::Role;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_command_that_would_be_answered_after_the_deadline_is_not_sent() {
+        let seconds = Duration::from_secs;
+        let url = "redis://127.0.0.1:1".parse().unwrap();
+        let dial = Dial { url, client_name: "tidegate".into(), role: Role::Any };
+        let limits = CallLimits { timeout: seconds(100), ..CallLimits::default() };
+        let node = Node::new(dial, limits, Probe::new("rl:"));
+        let (pulse, now) = (Pulse::new(), Instant::now());
+        assert!(!node.comes_too_late(&pulse, now + seconds(1)), "nothing is known of the connection yet");
+        pulse.replied(now.checked_sub(seconds(20)).unwrap());
+        assert!(node.comes_too_late(&pulse, now + seconds(10)), "the last reply took 20 seconds");
+        assert!(!node.comes_too_late(&pulse, now + seconds(100)));
+    }
+}
