@@ -77,14 +77,15 @@ pub fn redis_store(settings: &Settings, key_prefix: &str) -> Option<Arc<RedisSto
 
 /// The limiter over `store`; with Redis it asks there of API keys, if the settings and the policy let it.
 fn limiter(policy: Policy, store: Arc<dyn Store>, redis: Option<Arc<RedisStore>>, settings: &Settings) -> Limiter {
+    let steady = Arc::new(SteadyClock::default());
     let (size, max_age) = (settings.key_metadata.size, settings.key_metadata.max_age);
     let keys = redis.zip(settings.redis.as_ref()).filter(|_| size > 0 && !policy.sources.key.is_empty());
     let keys = keys.map(|(redis, servers)| {
         let settings = KeyMemorySettings { size, max_age, timeout: servers.limits.timeout };
         KeyMemory::new(redis, &policy.key_prefix, &policy.tiers, settings)
     });
-    let limiter = Limiter::new(policy, store).with_fallback(Arc::new(SteadyClock::default()), settings.memory_capacity);
-    let limiter = if settings.dedupe { limiter.deduping(Arc::new(SteadyClock::default())) } else { limiter };
+    let limiter = Limiter::new(policy, store).with_fallback(steady.clone(), settings.memory_capacity);
+    let limiter = if settings.dedupe { limiter.deduping(steady) } else { limiter };
     match keys {
         Some(keys) => limiter.with_keys(keys),
         None => limiter,

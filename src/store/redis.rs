@@ -206,6 +206,9 @@ impl RedisStore {
     }
 }
 
+/// How long after the start calls wait for the servers to be found, at least.
+const SEARCH: Duration = Duration::from_secs(1);
+
 /// Give or take a fifth, so that a fleet does not knock in step.
 fn jittered(interval: Duration) -> Duration {
     interval.mul_f64(0.8 + 0.4 * fastrand::f64())

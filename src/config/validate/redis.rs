@@ -26,7 +26,7 @@ pub(super) fn redis(raw: Option<&raw::Redis>, overrides: &Overrides, report: &mu
     let client_name = client_name(stated.client_name.as_deref(), report);
     let file = raw.and_then(|raw| in_file(raw, overrides, report));
     let over = overrides.redis_url.as_ref().map(split);
-    let urls = first_list(over, file, report)?;
+    let urls = first(over.as_ref(), file, report, |list, report| sound(list, report))?;
     warn_of_unused(raw, overrides, urls.is_some(), report);
     let Some(urls) = urls else {
         return Some(None);
@@ -119,22 +119,11 @@ fn split(given: &Given) -> Vec<Given> {
     parts
 }
 
-/// Checks both lists, and gives the one that comes first. The inner `None`: there is neither.
-fn first_list(
-    over: Option<Vec<Given>>,
-    file: Option<Vec<Given>>,
-    report: &mut Report,
-) -> Option<Option<Vec<(String, RedisUrl)>>> {
-    let mut chosen = None;
-    for list in [file, over].into_iter().flatten() {
-        let urls: Vec<_> =
-            list.iter().map(|given| Some((given.path.clone(), first(Some(given), None, report, url_at)??))).collect();
-        chosen = Some(urls.into_iter().collect::<Option<Vec<_>>>());
-    }
-    match chosen {
-        Some(urls) => urls.map(Some),
-        None => Some(None),
-    }
+/// The addresses with who stated them, if all are sound.
+fn sound(list: &[Given], report: &mut Report) -> Option<Vec<(String, RedisUrl)>> {
+    // Gone through to the end, so that the faults of all are told.
+    let urls: Vec<_> = list.iter().map(|given| Some((given.path.clone(), url_at(given, report)?))).collect();
+    urls.into_iter().collect()
 }
 
 fn url_at(given: &Given, report: &mut Report) -> Option<RedisUrl> {
@@ -159,10 +148,10 @@ fn topology(
         report.fault("redis.username", "is empty; write the name of an ACL user, or leave it out");
     }
     let mut secured = Vec::new();
-    for (path, url) in urls {
+    for (_, url) in urls {
         match url.with_tls(&tls) {
             Ok(url) => secured.push(url),
-            Err(why) => report.fault(if overrides.files == Files::Read { "redis.tls" } else { &path }, why.to_string()),
+            Err(why) => report.fault("redis.tls", why.to_string()),
         }
     }
     if report.faults.len() > before {

@@ -58,11 +58,11 @@ fn key_metadata(raw: Option<&raw::KeyMetadata>, report: &mut Report) -> Option<K
 }
 
 /// Checks what the file says even where something comes before it, and gives what comes first.
-pub(super) fn first<T>(
-    over: Option<&Given>,
-    file: Option<Given>,
+pub(super) fn first<G, T>(
+    over: Option<&G>,
+    file: Option<G>,
     report: &mut Report,
-    check: impl Fn(&Given, &mut Report) -> Option<T>,
+    check: impl Fn(&G, &mut Report) -> Option<T>,
 ) -> Option<Option<T>> {
     let file = file.map(|given| check(&given, report));
     match over.map(|given| check(given, report)).or(file) {

@@ -7,11 +7,10 @@
 
 use super::connect::Dial;
 use super::fault::Failure;
-use super::jittered;
 use super::node::{CallLimits, Manner, Node, Request};
 use super::script::{Probe, SLOTS};
-use super::sentinel::SEARCH;
 use super::url::Address;
+use super::{SEARCH, jittered};
 use crate::complaint::Complaint;
 use crate::store::StoreError;
 use deadpool_redis::redis::{self, ErrorKind, ServerErrorKind, Value};
@@ -49,6 +48,14 @@ impl Slots {
     fn owner(&self, slot: u16) -> Option<&Arc<Node>> {
         self.masters.get(usize::from(*self.owners.get(usize::from(slot))?))
     }
+
+    /// Whether the same servers, over the same connections, hold the same slots.
+    fn equals(&self, other: &Self) -> bool {
+        let same = |(mine, theirs): (&Arc<Node>, &Arc<Node>)| Arc::ptr_eq(mine, theirs);
+        self.owners == other.owners
+            && self.masters.len() == other.masters.len()
+            && self.masters.iter().zip(&other.masters).all(same)
+    }
 }
 
 /// What one server says: the slots with their masters, all servers, and how new that is.
@@ -84,7 +91,7 @@ struct Known {
 }
 
 impl Known {
-    /// The server at a address.
+    /// The server at an address.
     fn node(&self, address: &Address) -> Arc<Node> {
         let mut nodes = self.nodes.lock();
         if let Some(node) = nodes.get(address) {
@@ -212,8 +219,8 @@ async fn keep_map(known: Arc<Known>, found: watch::Sender<Option<Arc<Slots>>>) {
     loop {
         match read_map(&known).await {
             Ok(slots) => {
-                let before = found.borrow().as_ref().map(|slots| slots.owners.clone());
-                if before.as_ref() != Some(&slots.owners) || !same_masters(found.borrow().as_deref(), &slots) {
+                let same = found.borrow().as_ref().is_some_and(|before| before.equals(&slots));
+                if !same {
                     let unserved = slots.owners.iter().filter(|owner| **owner == NOBODY).count();
                     tracing::info!(masters = slots.masters.len(), unserved, "the cluster's slots are known anew");
                     found.send_replace(Some(Arc::new(slots)));
@@ -229,13 +236,6 @@ async fn keep_map(known: Arc<Known>, found: watch::Sender<Option<Arc<Slots>>>) {
             }
         }
     }
-}
-
-fn same_masters(before: Option<&Slots>, after: &Slots) -> bool {
-    before.is_some_and(|before| {
-        before.masters.len() == after.masters.len()
-            && before.masters.iter().zip(&after.masters).all(|(a, b)| Arc::ptr_eq(a, b))
-    })
 }
 
 /// The newest view of several servers.

@@ -12,10 +12,10 @@
 
 use super::connect::{Dial, Link, Role, says_master};
 use super::fault::{Failure, one_line};
-use super::jittered;
 use super::node::{CallLimits, Manner, Node, Request};
 use super::script::Probe;
 use super::url::Address;
+use super::{SEARCH, jittered};
 use crate::complaint::Complaint;
 use crate::store::StoreError;
 use deadpool_redis::redis::{self, ErrorKind, FromRedisValue as _, Msg, RedisError};
@@ -41,8 +41,6 @@ const PROMOTION: (Duration, Duration) = (Duration::from_secs(5), Duration::from_
 /// How long calls are held for a replica that was told to become a master. It does so within a millisecond or two; a
 /// call has `redis.timeout` in all.
 const HOLD: Duration = Duration::from_millis(20);
-/// How long after the start calls wait for the first master to be found, at least.
-pub(super) const SEARCH: Duration = Duration::from_secs(1);
 
 /// What a Sentinel says when it has told a replica to become master, when it sees that it did, and when all is over.
 const EVENTS: [&str; 3] = ["+failover-state-wait-promotion", "+promoted-slave", "+switch-master"];
