@@ -4,6 +4,8 @@
 //! h2 crate it took more CPU time than an empty service. So headers are sent uncompressed and answers' headers are not
 //! decoded; an answer counts when it carried a message and ended.
 
+use bytes::{BufMut as _, Bytes, BytesMut};
+use prost::Message;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -24,6 +26,16 @@ const LARGEST_WINDOW: u32 = (1 << 31) - 1;
 
 /// More streams than are ever open at once.
 const REMEMBERED: usize = 1 << 16;
+
+/// A message of gRPC in its five-byte frame.
+pub(crate) fn framed(message: &impl Message) -> Bytes {
+    let length = message.encoded_len();
+    let mut frame = BytesMut::with_capacity(5 + length);
+    frame.put_u8(0);
+    frame.put_u32(u32::try_from(length).unwrap());
+    message.encode(&mut frame).unwrap();
+    frame.freeze()
+}
 
 /// One connection, on which any number of calls are open at once. One thread sends, one receives; they may be the same.
 pub(crate) struct Connection {

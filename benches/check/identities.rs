@@ -1,7 +1,8 @@
 //! CheckRequests as Envoy sends them for an LLM call, one caller each.
 
-use bytes::{BufMut, Bytes, BytesMut};
-use prost::Message;
+use super::http2::framed;
+use bytes::Bytes;
+use prost::Message as _;
 use std::ops::Range;
 use tidegate::ext_authz::proto::{
     Address, AttributeContext, CheckRequest, FieldEntry, HttpRequest, Metadata, NamespaceEntry, Peer, Request,
@@ -35,15 +36,6 @@ const HEADERS: [(&str, &str); 20] = [
 /// One gRPC message for each caller: the encoded request in its five-byte frame.
 pub(crate) fn requests(callers: Range<usize>) -> Vec<Bytes> {
     callers.map(|caller| framed(&check(caller))).collect()
-}
-
-fn framed(check: &CheckRequest) -> Bytes {
-    let length = check.encoded_len();
-    let mut frame = BytesMut::with_capacity(5 + length);
-    frame.put_u8(0);
-    frame.put_u32(u32::try_from(length).unwrap());
-    check.encode(&mut frame).unwrap();
-    frame.freeze()
 }
 
 fn check(caller: usize) -> CheckRequest {

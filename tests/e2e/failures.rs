@@ -85,16 +85,18 @@ fn a_dead_store_lets_requests_pass_and_tells_only_the_upstream() {
     assert_eq!(gateway.envoy.counted("error"), 0, "tidegate answered");
 }
 
+/// A dead Redis, for which buckets of so many replicas stand in.
+fn local(replicas: u32) -> impl FnOnce(&mut Value) {
+    move |config| {
+        dead_redis(config);
+        config["on_store_error"] = json!("local");
+        config["replicas_hint"] = json!(replicas);
+    }
+}
+
 #[test]
 fn a_dead_store_leaves_each_replica_its_share_of_the_limits_when_the_policy_is_local() {
-    let gateway = Gateway::start_with(
-        |config| {
-            dead_redis(config);
-            config["on_store_error"] = json!("local");
-            config["replicas_hint"] = json!(5);
-        },
-        |_| (),
-    );
+    let gateway = Gateway::start_with(local(5), |_| ());
     let caller = gateway.user("standard");
     for (remaining, claimed) in [(1, None), (0, Some((DEGRADED, "false")))] {
         let headers: Vec<_> = claimed.into_iter().collect();
@@ -113,14 +115,7 @@ fn a_dead_store_leaves_each_replica_its_share_of_the_limits_when_the_policy_is_l
 
 #[test]
 fn a_share_that_never_covers_a_request_is_a_503_and_not_a_denial() {
-    let gateway = Gateway::start_with(
-        |config| {
-            dead_redis(config);
-            config["on_store_error"] = json!("local");
-            config["replicas_hint"] = json!(20);
-        },
-        |envoy| envoy.ext_authz()["failure_mode_allow"] = json!(false),
-    );
+    let gateway = Gateway::start_with(local(20), |envoy| envoy.ext_authz()["failure_mode_allow"] = json!(false));
     let answer = gateway.user("standard").get("/v1/hello");
     assert_eq!((answer.status, answer.number("retry-after")), (503, 1));
     assert_eq!(answer.json(), json!({"error": "rate_limiter_unavailable"}));

@@ -1,6 +1,7 @@
 //! The figures that the project promises of long runs.
 
 use crate::bench_load::{Load as Flood, Shape};
+use crate::http2::framed;
 use crate::support::load::users;
 use crate::support::redis::Server;
 use crate::support::report::note;
@@ -8,8 +9,6 @@ use crate::support::sentinel::Trio;
 use crate::support::service::{Tidegate, check};
 use crate::support::trial::{Quota, Setup, Trial, excess};
 use crate::support::{PATIENCE, scripts_run};
-use bytes::{BufMut as _, Bytes, BytesMut};
-use prost::Message as _;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -140,16 +139,6 @@ fn a_million_checks_by_four_processes_admit_what_the_buckets_hold_and_no_more_th
     // Replication is asynchronous: what the old master gave in the last instants the new one gives again.
     let forgotten = FAILOVERS.len() as f64 * (1.0 + quota.refill_rate * LAST_INSTANTS.as_secs_f64());
     assert!(worst <= forgotten, "{worst} admitted beyond max_tokens + refill_rate * t");
-}
-
-/// A request as it goes over the wire of gRPC.
-fn framed(check: &CheckRequest) -> Bytes {
-    let length = check.encoded_len();
-    let mut frame = BytesMut::with_capacity(5 + length);
-    frame.put_u8(0);
-    frame.put_u32(u32::try_from(length).unwrap());
-    check.encode(&mut frame).unwrap();
-    frame.freeze()
 }
 
 /// A denial's Retry-After, and when it came; nothing where a busy machine let the call to Redis take too long.

@@ -1,5 +1,6 @@
 //! Check from CheckRequest to CheckResponse, in process: memory store, set clock, no network.
 
+use crate::support;
 use proptest::prelude::*;
 use prost::Message;
 use std::sync::Arc;
@@ -13,11 +14,11 @@ use tidegate::ext_authz::proto::{
 };
 use tidegate::limiter::Limiter;
 use tidegate::policy::Policy;
-use tidegate::policy::api_key::{ApiKeys, Digester};
+use tidegate::policy::api_key::Digester;
 use tidegate::policy::client_ip::AddressSource;
-use tidegate::policy::decision::{Answers, FailurePolicy, Mode};
+use tidegate::policy::decision::FailurePolicy;
 use tidegate::policy::identity::{KeySource, Sources, UserSource};
-use tidegate::policy::limits::{Limits, Users};
+use tidegate::policy::limits::Limits;
 use tidegate::policy::tier::{Tier, Tiers};
 use tidegate::store::memory::MemoryStore;
 use tidegate::store::{Pending, Store};
@@ -62,22 +63,14 @@ fn quota(max_tokens: f64, refill_rate: f64) -> Option<Quota> {
 
 /// Users by `x-user`, keys by `x-api-key`, addresses by peer; one tier.
 fn policy(limits: Limits) -> Policy {
-    Policy {
-        key_prefix: "rl:".into(),
-        tiers: Tiers::new(Tier { name: "free".into(), limits, on_store_error: None }, Vec::new()),
-        sources: Sources {
-            user: vec![UserSource::Header("x-user".into())],
-            key: vec![KeySource::Header("x-api-key".into())],
-            ip: AddressSource::Peer,
-            ..Sources::default()
-        },
-        api_keys: ApiKeys::default(),
-        users: Users::default(),
-        rules: Vec::new(),
-        mode: Mode::Enforce,
-        on_store_error: FailurePolicy::Allow,
-        answers: Answers::default(),
-    }
+    let sources = Sources {
+        user: vec![UserSource::Header("x-user".into())],
+        key: vec![KeySource::Header("x-api-key".into())],
+        ip: AddressSource::Peer,
+        ..Sources::default()
+    };
+    let free = Tier { name: "free".into(), limits, on_store_error: None };
+    support::policy(Tiers::new(free, Vec::new()), sources)
 }
 
 fn request(headers: &[(&'static str, &[u8])]) -> CheckRequest {

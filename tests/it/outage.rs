@@ -1,6 +1,6 @@
 //! What the limiter decides while its store is away, on a clock that the test moves: no server, no waiting.
 
-use crate::support::{Hands, START};
+use crate::support::{self, Hands, START};
 use futures_util::FutureExt as _;
 use proptest::prelude::*;
 use std::num::NonZeroU32;
@@ -10,11 +10,10 @@ use tidegate::bucket::{Charge, Key, Quota, State, Taken, Timestamp};
 use tidegate::clock::Clock as _;
 use tidegate::limiter::Limiter;
 use tidegate::policy::Policy;
-use tidegate::policy::api_key::ApiKeys;
 use tidegate::policy::client_ip::AddressSource;
-use tidegate::policy::decision::{Answers, Decision, FailurePolicy, Mode, Outcome};
+use tidegate::policy::decision::{Decision, FailurePolicy, Mode, Outcome};
 use tidegate::policy::identity::{Sources, UserSource};
-use tidegate::policy::limits::{Limits, Users};
+use tidegate::policy::limits::Limits;
 use tidegate::policy::request::Request;
 use tidegate::policy::route::COST_EXTENSION;
 use tidegate::policy::tier::{Tier, TierSource, Tiers};
@@ -111,25 +110,14 @@ impl Fleet {
 fn policy(on_store_error: FailurePolicy) -> Policy {
     let limits = Limits { user: Some(Quota::parse(MAX_TOKENS, REFILL_RATE).unwrap()), ..Limits::default() };
     let tier = |name: &str, on_store_error| Tier { name: name.into(), limits, on_store_error };
-    Policy {
-        key_prefix: "rl:".into(),
-        tiers: Tiers::new(
-            tier("free", None),
-            vec![tier("strict", Some(FailurePolicy::Deny)), tier("enterprise", Some(FailurePolicy::Allow))],
-        ),
-        sources: Sources {
-            user: vec![UserSource::Header("x-user".into())],
-            tier: vec![TierSource::Header("x-tier".into())],
-            ip: AddressSource::Peer,
-            ..Sources::default()
-        },
-        api_keys: ApiKeys::default(),
-        users: Users::default(),
-        rules: Vec::new(),
-        mode: Mode::Enforce,
-        on_store_error,
-        answers: Answers::default(),
-    }
+    let others = vec![tier("strict", Some(FailurePolicy::Deny)), tier("enterprise", Some(FailurePolicy::Allow))];
+    let sources = Sources {
+        user: vec![UserSource::Header("x-user".into())],
+        tier: vec![TierSource::Header("x-tier".into())],
+        ip: AddressSource::Peer,
+        ..Sources::default()
+    };
+    Policy { on_store_error, ..support::policy(Tiers::new(tier("free", None), others), sources) }
 }
 
 fn from(user: &'static str, tier: &'static str) -> Request<'static> {

@@ -1,10 +1,11 @@
 //! Who is charged what: identities, tiers, rules and limits together, without a store.
 
+use crate::support;
 use std::collections::HashMap;
 use tidegate::bucket::{Dimension, Quota};
 use tidegate::policy::api_key::{ApiKey, Digester};
 use tidegate::policy::client_ip::AddressSource;
-use tidegate::policy::decision::{Answers, FailurePolicy, Mode, Outcome, Unavailable, decide};
+use tidegate::policy::decision::{FailurePolicy, Mode, Outcome, Unavailable, decide};
 use tidegate::policy::identity::{KeySource, MetadataPath, Sources, UserSource};
 use tidegate::policy::limits::{Limits, User};
 use tidegate::policy::request::{Metadata, Request, Scalar};
@@ -31,22 +32,18 @@ fn policy() -> Policy {
     let tier = |name: &str, max| Tier { name: name.into(), limits: limits(max), on_store_error: None };
     let acme = ApiKey { limits: Limits { key: quota(5000.0), ..Limits::default() }, ..api_key("acme", Some(2)) };
     let vip = User { tier: None, limits: Limits { user: quota(77.0), ..Limits::default() } };
+    let sources = Sources {
+        user: vec![UserSource::Metadata(claim("sub")), UserSource::Principal],
+        key: vec![KeySource::Header("x-api-key".into())],
+        ip: AddressSource::Peer,
+        tier: vec![TierSource::Metadata(claim("tier")), TierSource::ApiKey],
+        ..Sources::default()
+    };
+    let tiers = Tiers::new(tier("free", 10.0), vec![tier("standard", 60.0), tier("enterprise", 1500.0)]);
     Policy {
-        key_prefix: "rl:".into(),
-        tiers: Tiers::new(tier("free", 10.0), vec![tier("standard", 60.0), tier("enterprise", 1500.0)]),
-        sources: Sources {
-            user: vec![UserSource::Metadata(claim("sub")), UserSource::Principal],
-            key: vec![KeySource::Header("x-api-key".into())],
-            ip: AddressSource::Peer,
-            tier: vec![TierSource::Metadata(claim("tier")), TierSource::ApiKey],
-            ..Sources::default()
-        },
         api_keys: [(Digester::default().digest(b"sk-acme"), acme)].into_iter().collect(),
         users: [("vip".to_owned(), vip)].into_iter().collect(),
-        rules: Vec::new(),
-        mode: Mode::Enforce,
-        on_store_error: FailurePolicy::Allow,
-        answers: Answers::default(),
+        ..support::policy(tiers, sources)
     }
 }
 

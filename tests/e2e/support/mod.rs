@@ -3,6 +3,8 @@
 pub mod child;
 pub mod client;
 pub mod envoy;
+#[path = "../../it/support/eventually.rs"]
+mod eventually;
 #[allow(dead_code, reason = "shared with tests/it, which uses more of it")]
 #[path = "../../it/support/redis.rs"]
 pub mod redis;
@@ -12,28 +14,13 @@ pub mod upstream;
 
 use client::Caller;
 use envoy::{Config, Envoy};
+pub use eventually::eventually;
 use serde_json::Value;
 use service::Tidegate;
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
-
-/// Long enough for a busy machine; only a broken one waits that long.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Asks again and again until there is something. What is awaited here happens in other processes, which tell nobody.
-pub fn eventually<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = found() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "waited {PATIENCE:?} in vain until {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
 
 pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

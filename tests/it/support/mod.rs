@@ -2,15 +2,22 @@
 #![allow(dead_code, reason = "two test binaries share this, and neither uses all of it")]
 
 pub mod cluster;
+mod eventually;
 pub mod redis;
 pub mod sentinel;
 pub mod service;
 
-use self::redis::{PATIENCE, Server};
+pub use self::eventually::eventually;
+use self::redis::Server;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use tidegate::bucket::{Charge, Dimension, Key, Quota, Timestamp};
 use tidegate::clock::SetClock;
+use tidegate::policy::Policy;
+use tidegate::policy::api_key::ApiKeys;
+use tidegate::policy::decision::{Answers, FailurePolicy, Mode};
+use tidegate::policy::identity::Sources;
+use tidegate::policy::limits::Users;
+use tidegate::policy::tier::Tiers;
 
 /// The time at which set clocks start: 2023-11-14, so that a stamp has as many digits as a real one.
 pub const START: u64 = 1_700_000_000_000_000;
@@ -24,6 +31,21 @@ pub fn quota(max_tokens: f64, refill_rate: f64) -> Quota {
 
 pub fn charge(key: &Key, quota: Quota, cost: f64) -> Charge {
     Charge { key: key.clone(), quota, cost }
+}
+
+/// A policy of tiers and sources, and of nothing else.
+pub fn policy(tiers: Tiers, sources: Sources) -> Policy {
+    Policy {
+        key_prefix: "rl:".into(),
+        tiers,
+        sources,
+        api_keys: ApiKeys::default(),
+        users: Users::default(),
+        rules: Vec::new(),
+        mode: Mode::Enforce,
+        on_store_error: FailurePolicy::Allow,
+        answers: Answers::default(),
+    }
 }
 
 /// A prefix that no other test uses.
@@ -52,18 +74,6 @@ impl Hands {
 
     pub fn set_seconds(&self, since_start: i64) {
         self.set_micros(since_start * 1_000_000);
-    }
-}
-
-/// Asks again and again until there is something. What is awaited here happens in other processes, which tell nobody.
-pub fn eventually<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = found() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "waited {PATIENCE:?} in vain until {what}");
-        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
