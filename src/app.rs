@@ -1,9 +1,10 @@
 //! The composition root: puts the parts together, runs them, and takes them down in order.
 
 mod readiness;
+mod reload;
 
 use crate::clock::{SteadyClock, SystemClock};
-use crate::config::{ClockSource, Config, LogFormat, Settings};
+use crate::config::{ClockSource, Config, LogFormat, Settings, Source};
 use crate::ext_authz::Service;
 use crate::limiter::Limiter;
 use crate::limiter::keys::{KeyMemory, KeyMemorySettings};
@@ -17,6 +18,7 @@ use crate::store::deny_cache::DenyCache;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{self, RedisSettings, RedisStore};
 use readiness::{Follower, Meaning};
+use reload::Reloader;
 use std::io::{self, IsTerminal as _};
 use std::sync::Arc;
 use thiserror::Error;
@@ -39,14 +41,14 @@ pub enum AppError {
     Log(#[from] ParseError),
 }
 
-/// Serves until SIGTERM or SIGINT, then drains. `origin` says where the configuration came from.
+/// Serves until SIGTERM or SIGINT, then drains. `source` is where `config` came from, and is read again on a reload.
 ///
 /// # Errors
 /// When it cannot start, or the server breaks down.
-pub fn serve(config: Config, origin: &str) -> Result<(), AppError> {
+pub fn serve(config: Config, source: Source) -> Result<(), AppError> {
     // One thread: measured faster than several for a check path that waits on one connection, and without their tail.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(AppError::Runtime)?;
-    let served = runtime.block_on(run(config, origin));
+    let served = runtime.block_on(run(config, source));
     // What is still in flight after `shutdown` is dropped with the runtime.
     runtime.shutdown_background();
     served
@@ -92,23 +94,26 @@ fn limiter(policy: Policy, store: Arc<dyn Store>, redis: Option<Arc<RedisStore>>
     }
 }
 
-/// The store, whose denials are remembered if the settings say so.
-fn remembering(store: Arc<RedisStore>, settings: &Settings) -> Arc<dyn Store> {
-    let Some(cache) = settings.deny_cache else {
-        return store;
-    };
-    Arc::new(DenyCache::new(store, Arc::new(SteadyClock::default()), cache.size, cache.max_age))
+/// What remembers the denials of `store`, if the settings say so.
+fn deny_cache(store: Arc<RedisStore>, settings: &Settings) -> Option<Arc<DenyCache>> {
+    let cache = settings.deny_cache?;
+    Some(Arc::new(DenyCache::new(store, Arc::new(SteadyClock::default()), cache.size, cache.max_age)))
 }
 
-async fn run(config: Config, origin: &str) -> Result<(), AppError> {
-    let Config { policy, settings, warnings } = config;
+async fn run(config: Config, source: Source) -> Result<(), AppError> {
+    let Config { policy, settings, warnings, hash } = config;
     let _log = log_to_stderr(&settings)?;
-    tracing::info!(config = origin, "starting");
+    tracing::info!(config = %source, hash, "starting");
     for warning in warnings {
         tracing::warn!("config: {warning}");
     }
     let redis = redis_store(&settings, &policy.key_prefix);
-    let store = redis.clone().map_or_else(|| memory_store(&settings), |redis| remembering(redis, &settings));
+    let deny_cache = redis.clone().and_then(|redis| deny_cache(redis, &settings));
+    let store: Arc<dyn Store> = match (&redis, &deny_cache) {
+        (_, Some(cache)) => cache.clone(),
+        (Some(redis), None) => redis.clone(),
+        (None, None) => memory_store(&settings),
+    };
     let limiter = Arc::new(limiter(policy, store.clone(), redis.clone(), &settings));
     if let Some(redis) = redis {
         let state = move || if redis.open_breakers() > 0 { Breaker::Open } else { Breaker::Closed };
@@ -128,7 +133,9 @@ async fn run(config: Config, origin: &str) -> Result<(), AppError> {
         tokio::spawn(admin.serve(Pages { health: health.clone(), metrics: limiter.metrics().clone() }));
     }
 
-    let on_store_error = limiter.policy().on_store_error;
+    let on_store_error = limiter.snapshot().policy().on_store_error;
+    let reloader = Arc::new(Reloader::new(source, limiter.clone(), deny_cache, hash));
+    tokio::spawn(reload_on_hangup(reloader).map_err(AppError::Signals)?);
     let follower = Follower { store, health: health.clone(), meaning, on_store_error };
     let readiness = tokio::spawn(readiness::follow(follower));
     let (stop, stopped) = oneshot::channel::<()>();
@@ -184,7 +191,8 @@ fn log_to_stderr(settings: &Settings) -> Result<WorkerGuard, AppError> {
 fn announce(endpoint: &Endpoint, admin: Option<&Admin>, settings: &Settings, limiter: &Limiter) {
     let listen = endpoint.address().map_or_else(|_| settings.listen.to_string(), |address| address.to_string());
     let admin = admin.and_then(|admin| admin.address().ok()).map_or("off".to_owned(), |address| address.to_string());
-    let policy = limiter.policy();
+    let snapshot = limiter.snapshot();
+    let policy = snapshot.policy();
     for tier in policy.tiers.iter() {
         let name = tier.name.as_str();
         let default = tier == policy.tiers.default_tier();
@@ -196,32 +204,33 @@ fn announce(endpoint: &Endpoint, admin: Option<&Admin>, settings: &Settings, lim
     tracing::info!(version, %listen, %admin, %store, mode = ?policy.mode, on_store_error = ?policy.on_store_error, "serving");
 }
 
+/// Reloads the configuration on each SIGHUP, for ever.
+fn reload_on_hangup(reloader: Arc<Reloader>) -> io::Result<impl Future<Output = ()>> {
+    let mut hangup = signal(SignalKind::hangup())?;
+    Ok(async move {
+        while hangup.recv().await.is_some() {
+            // What came of it is logged.
+            let _ = reloader.reload("SIGHUP").await;
+        }
+    })
+}
+
 /// The signals that ask a process to end.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
-    hangup: Signal,
 }
 
 impl Signals {
     fn new() -> io::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hangup: signal(SignalKind::hangup())?,
-        })
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    /// Waits for a signal to end. SIGHUP is none: it asks for a reload, which there is not yet.
+    /// Waits for a signal to end.
     async fn next(&mut self) -> &'static str {
-        loop {
-            tokio::select! {
-                _ = self.terminate.recv() => return "SIGTERM",
-                _ = self.interrupt.recv() => return "SIGINT",
-                _ = self.hangup.recv() => {
-                    tracing::warn!("SIGHUP: this version does not reload its configuration; restart it instead");
-                }
-            }
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
         }
     }
 }

@@ -210,13 +210,11 @@ fn command(command: Command) -> Result<(), Failure> {
 }
 
 fn run_service(serve: Serve) -> Result<(), Failure> {
-    let (flags, environment) = (serve.source.flags(serve.listen), Environment::of_process());
-    let origin = config::config_path(&flags, &environment);
-    let origin = origin.map_or("the built-in one".into(), |path| path.display().to_string());
-    let config = config::load(&flags, &environment).inspect_err(|_| {
-        note(&format!("tidegate: cannot serve with this configuration (file: {origin}), flags and environment:"));
+    let source = config::Source { flags: serve.source.flags(serve.listen), environment: Environment::of_process() };
+    let config = source.load().inspect_err(|_| {
+        note(&format!("tidegate: cannot serve with this configuration (file: {source}), flags and environment:"));
     })?;
-    app::serve(config, &origin).map_err(|error| Failure::Other(error.to_string()))
+    app::serve(config, source).map_err(|error| Failure::Other(error.to_string()))
 }
 
 /// Writes to standard output. A reader that went away, as `head` does, is no failure.

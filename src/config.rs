@@ -19,6 +19,8 @@ pub use settings::{ClockSource, DenyCache, KeyMetadata, Log, LogFormat, Redis, S
 use crate::policy::Policy;
 use env::Overrides;
 use fault::Report;
+use sha2::{Digest as _, Sha256};
+use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 /// The config that is used without a file, as `tidegate config default` prints it.
@@ -33,6 +35,40 @@ pub struct Config {
     pub settings: Settings,
     /// Sound, but perhaps not meant. For the caller to tell.
     pub warnings: Vec<Fault>,
+    /// The SHA-256 of the text that it was read from, in hex, as `sha256sum FILE` prints it. What flags and environment
+    /// say is not in it.
+    pub hash: String,
+}
+
+/// Where a process's config comes from, to be read as often as wanted.
+#[derive(Clone, Debug)]
+pub struct Source {
+    pub flags: Flags,
+    pub environment: Environment,
+}
+
+impl Source {
+    /// As [`load`].
+    ///
+    /// # Errors
+    /// Every fault of the file, the environment and the flags.
+    pub fn load(&self) -> Result<Config, Faults> {
+        load(&self.flags, &self.environment)
+    }
+
+    /// The file that is read; `None`: the built-in config.
+    pub fn path(&self) -> Option<PathBuf> {
+        config_path(&self.flags, &self.environment)
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.path() {
+            Some(path) => path.display().fmt(f),
+            None => f.write_str("the built-in one"),
+        }
+    }
 }
 
 /// Loads what `flags`, `env` and the file that one of them names say; without a file, [`DEFAULT`].
@@ -117,8 +153,17 @@ fn finish(bytes: Option<&[u8]>, overrides: &Overrides, mut report: Report) -> Re
     let proven = validate::validate(raw, overrides, &mut report);
     match proven {
         Some((policy, settings)) if report.faults.is_empty() => {
-            Ok(Config { policy, settings, warnings: report.warnings })
+            let hash = bytes.map(sha256).unwrap_or_default();
+            Ok(Config { policy, settings, warnings: report.warnings, hash })
         }
         _ => Err(report.faults.by_section()),
     }
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().fold(String::with_capacity(64), |mut hex, byte| {
+        // Writing into a String cannot fail.
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
 }

@@ -8,7 +8,7 @@ pub mod request;
 pub mod response;
 mod scan;
 
-use crate::limiter::Limiter;
+use crate::limiter::{Checked, Limiter};
 use crate::policy::identity::Sources;
 use proto::authorization_server::Authorization;
 use proto::{CheckRequest, CheckResponse};
@@ -34,14 +34,15 @@ impl Service {
 impl Authorization for Service {
     async fn check(&self, check: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
         let check = check.into_inner();
-        let policy = self.limiter.policy();
+        // Kept to the end: a policy that replaces it meanwhile is for checks that begin after that.
+        let snapshot = self.limiter.snapshot();
         let (grpc, answer) = {
             let request = request::read(&check);
-            (request.is_grpc(), self.limiter.check(&request))
+            (request.is_grpc(), self.limiter.check(&snapshot, &request))
         };
         drop(check);
-        let (plan, decision) = answer.await;
-        let (answers, sources) = (&policy.answers, &policy.sources);
+        let Checked { plan, decision, .. } = answer.await;
+        let (answers, sources) = (&snapshot.policy().answers, &snapshot.policy().sources);
         let wording =
             response::Wording { answers, digester: &sources.digester, key_headers: key_headers(sources), grpc };
         response::write(&plan, &decision, wording).map(Response::new)

@@ -12,26 +12,27 @@ mod outage;
 use crate::bucket::{Source, Taken};
 use crate::clock::{Clock, SteadyClock, Stopwatch};
 use crate::complaint::Complaint;
-use crate::metrics::Metrics;
+use crate::metrics::{self, Metrics, TierSeries};
 use crate::policy::decision::{Decision, Unavailable, decide};
 use crate::policy::request::Request;
 use crate::policy::route::Oddity;
 use crate::policy::{Draft, Plan, Policy, Step};
 use crate::store::{Store, StoreError};
+use arc_swap::ArcSwap;
 use dedupe::Dedupe;
 use fallback::Fallback;
 use keys::{Found, KeyMemory, Known};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant as Moment};
 use tokio::time::Instant;
 
 /// Buckets at most of an outage, where nothing else is said.
 const FALLBACK_CAPACITY: usize = 1_000_000;
 
-/// The rate limiter: a policy over a store.
+/// The rate limiter: a policy, which may be replaced at any time, over a store.
 #[derive(Debug)]
 pub struct Limiter {
-    policy: Policy,
+    snapshot: ArcSwap<Snapshot>,
     store: Arc<dyn Store>,
     metrics: Arc<Metrics>,
     dedupe: Option<Dedupe>,
@@ -40,11 +41,48 @@ pub struct Limiter {
     oddities: Complaint,
 }
 
+/// A policy in force, and the series that its tiers are counted in. A check keeps to the one it began with.
+#[derive(Debug)]
+pub struct Snapshot {
+    policy: Policy,
+    tiers: TierSeries,
+}
+
+impl Snapshot {
+    fn new(policy: Policy, metrics: &Metrics) -> Self {
+        let tiers = metrics.tiers(policy.tiers.iter().map(|tier| tier.name.as_str()));
+        Self { policy, tiers }
+    }
+
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+}
+
+/// What came of a check.
+#[derive(Debug)]
+pub struct Checked<'s> {
+    pub plan: Plan<'s>,
+    pub decision: Decision,
+    /// Who said how the buckets stand, where any were looked at.
+    pub source: metrics::Source,
+    /// When the store was asked, and how long it took to answer or to fail; `None` where it was not asked.
+    pub asked: Option<Asked>,
+}
+
+/// A call to the store.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    pub at: Moment,
+    pub took: Duration,
+}
+
 impl Limiter {
     pub fn new(policy: Policy, store: Arc<dyn Store>) -> Self {
         let fallback = Fallback::new(Arc::new(SteadyClock::default()), FALLBACK_CAPACITY);
-        let metrics = Arc::new(Metrics::new(policy.tiers.iter().map(|tier| tier.name.as_str())));
-        Self { policy, store, metrics, dedupe: None, fallback, keys: None, oddities: Complaint::default() }
+        let metrics = Arc::new(Metrics::new());
+        let snapshot = ArcSwap::from_pointee(Snapshot::new(policy, &metrics));
+        Self { snapshot, store, metrics, dedupe: None, fallback, keys: None, oddities: Complaint::default() }
     }
 
     /// With another clock for outages and their buckets, and another bound on how many buckets those may be.
@@ -76,26 +114,38 @@ impl Limiter {
         &self.metrics
     }
 
-    pub fn policy(&self) -> &Policy {
-        &self.policy
+    /// The policy that is in force now.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.load_full()
+    }
+
+    /// Has checks that begin from now on follow another policy.
+    pub fn replace(&self, policy: Policy) {
+        self.snapshot.store(Arc::new(Snapshot::new(policy, &self.metrics)));
     }
 
     /// Charges one request and says what came of it. Never fails: what a failed store means is the policy's to say.
     ///
     /// The request is read before the first await and not kept: the future holds the draft, then the plan.
-    pub fn check<'l>(&'l self, request: &Request<'_>) -> impl Future<Output = (Plan<'l>, Decision)> + Send + use<'l> {
-        let draft = self.policy.draft(request);
+    pub fn check<'s>(
+        &'s self,
+        snapshot: &'s Snapshot,
+        request: &Request<'_>,
+    ) -> impl Future<Output = Checked<'s>> + Send + use<'s> {
+        let draft = snapshot.policy.draft(request);
         let id = self.dedupe.as_ref().and_then(|_| dedupe::id(request));
         async move {
             let (key, deadline) = self.look_up(&draft).await;
-            let plan = self.policy.plan(draft, key.as_deref());
+            let plan = snapshot.policy.plan(draft, key.as_deref());
             if let Some(oddity) = plan.oddity {
                 self.complain_of(oddity, &plan);
             }
+            let at = Moment::now();
             let answer = self.ask_until(deadline, &plan, id.as_deref()).await;
+            let asked = (!matches!(answer, Ok(None))).then(|| Asked { at, took: at.elapsed() });
             let decision = self.conclude(&plan, &answer);
-            metered::count(&self.metrics, &plan, &decision, &answer);
-            (plan, decision)
+            metered::count(&self.metrics, &snapshot.tiers, &plan, &decision, &answer);
+            Checked { plan, decision, source: metered::source(&answer), asked }
         }
     }
 

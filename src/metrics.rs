@@ -83,8 +83,8 @@ type Counters<const N: usize> = Family<Labels<N>, Counter>;
 #[derive(Debug)]
 pub struct Metrics {
     registry: Mutex<Registry>,
-    /// By name.
-    tiers: Vec<Tier>,
+    checks: Counters<2>,
+    denials: Counters<3>,
     store_errors: Counters<1>,
     degraded: [Counter; Policy::ALL.len()],
 }
@@ -113,8 +113,8 @@ impl Tier {
 }
 
 impl Metrics {
-    /// All metrics at 0, for these tiers.
-    pub fn new<'t>(tiers: impl IntoIterator<Item = &'t str>) -> Self {
+    /// All metrics at 0, without the series of tiers.
+    pub fn new() -> Self {
         let mut registry = Registry::with_prefix("tidegate");
         let (checks, denials) = (Counters::<2>::default(), Counters::<3>::default());
         let (store_errors, degraded) = (Counters::<1>::default(), Counters::<1>::default());
@@ -125,24 +125,16 @@ impl Metrics {
         registry.register("degraded", "Checks decided without the store, by what was done", degraded.clone());
         registry.register("build", "What runs", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
 
-        let mut tiers: Vec<Tier> = tiers.into_iter().map(|name| Tier::new(name.into(), &checks, &denials)).collect();
-        tiers.sort_by(|a, b| a.name.cmp(&b.name));
         let degraded = Policy::ALL.map(|policy| degraded.get_or_create_owned(&[("policy", policy.word().into())]));
-        Self { registry: Mutex::new(registry), tiers, store_errors, degraded }
+        Self { registry: Mutex::new(registry), checks, denials, store_errors, degraded }
     }
 
-    /// Counts a check.
-    pub fn checked(&self, tier: &str, decision: Decision) {
-        if let Some(tier) = self.tier(tier) {
-            tier.checks[decision as usize].inc();
-        }
-    }
-
-    /// Counts an exhausted bucket.
-    pub fn denied(&self, tier: &str, dimension: Dimension, source: Source) {
-        if let Some(tier) = self.tier(tier) {
-            tier.denials[dimension as usize][source as usize].inc();
-        }
+    /// The series of these tiers: new ones at 0, those that were there before where they stand.
+    pub fn tiers<'t>(&self, names: impl IntoIterator<Item = &'t str>) -> TierSeries {
+        let mut tiers: Vec<Tier> =
+            names.into_iter().map(|name| Tier::new(name.into(), &self.checks, &self.denials)).collect();
+        tiers.sort_by(|a, b| a.name.cmp(&b.name));
+        TierSeries { tiers }
     }
 
     /// Counts a call to the store that failed. `kind` is one of a few words.
@@ -166,6 +158,35 @@ impl Metrics {
         // Writing into a String cannot fail.
         let _ = text::encode(&mut told, &self.registry.lock());
         told
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The series of the tiers of one policy, to be counted in without asking for their names' sake.
+#[derive(Debug)]
+pub struct TierSeries {
+    /// By name.
+    tiers: Vec<Tier>,
+}
+
+impl TierSeries {
+    /// Counts a check.
+    pub fn checked(&self, tier: &str, decision: Decision) {
+        if let Some(tier) = self.tier(tier) {
+            tier.checks[decision as usize].inc();
+        }
+    }
+
+    /// Counts an exhausted bucket.
+    pub fn denied(&self, tier: &str, dimension: Dimension, source: Source) {
+        if let Some(tier) = self.tier(tier) {
+            tier.denials[dimension as usize][source as usize].inc();
+        }
     }
 
     fn tier(&self, name: &str) -> Option<&Tier> {
@@ -206,7 +227,8 @@ mod tests {
 
     #[test]
     fn all_series_of_a_tier_stand_at_zero_from_the_start() {
-        let metrics = Metrics::new(["free", "standard", "enterprise"]);
+        let metrics = Metrics::new();
+        metrics.tiers(["free", "standard", "enterprise"]);
         let told = metrics.text();
         let count = |name: &str| told.lines().filter(|line| line.starts_with(name)).count();
         assert_eq!(count("tidegate_checks_total{"), 3 * Decision::ALL.len(), "{told}");
@@ -218,13 +240,14 @@ mod tests {
 
     #[test]
     fn each_count_goes_to_its_own_series() {
-        let metrics = Metrics::new(["free", "standard", "enterprise"]);
-        metrics.checked("standard", Decision::NeverFits);
-        metrics.checked("standard", Decision::NeverFits);
-        metrics.denied("enterprise", Dimension::Ip, Source::DenyCache);
+        let metrics = Metrics::new();
+        let tiers = metrics.tiers(["free", "standard", "enterprise"]);
+        tiers.checked("standard", Decision::NeverFits);
+        tiers.checked("standard", Decision::NeverFits);
+        tiers.denied("enterprise", Dimension::Ip, Source::DenyCache);
         metrics.store_failed("timeout");
         metrics.degraded(Policy::Local);
-        metrics.checked("of nobody's", Decision::Allowed);
+        tiers.checked("of nobody's", Decision::Allowed);
         for line in [
             r#"tidegate_checks_total{decision="never_fits",tier="standard"} 2"#,
             r#"tidegate_checks_total{decision="never_fits",tier="free"} 0"#,
@@ -239,7 +262,7 @@ mod tests {
 
     #[test]
     fn the_breaker_is_asked_each_time() {
-        let metrics = Metrics::new(["free"]);
+        let metrics = Metrics::new();
         assert!(!metrics.text().contains("breaker"), "memory has none");
         let open = Arc::new(AtomicBool::new(false));
         let asked = open.clone();
@@ -251,7 +274,8 @@ mod tests {
 
     #[test]
     fn the_name_of_a_tier_cannot_break_the_text() {
-        let metrics = Metrics::new(["a\"} 1\nb"]);
+        let metrics = Metrics::new();
+        metrics.tiers(["a\"} 1\nb"]);
         assert!(!metrics.text().lines().any(|line| line.starts_with('b')), "{}", metrics.text());
     }
 }

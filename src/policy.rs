@@ -63,6 +63,8 @@ impl Draft<'_> {
 /// What one request is to be charged, and under which rules.
 #[derive(Debug)]
 pub struct Plan<'p> {
+    /// Of who is exempt, nobody.
+    pub caller: Caller,
     pub charges: Charges,
     pub tier: &'p str,
     pub rule: Option<&'p str>,
@@ -143,6 +145,7 @@ impl Policy {
         let limits = tier.limits.overlaid(api_key.map(|key| &key.limits)).overlaid(user.map(|user| &user.limits));
         Plan {
             charges: if suspended { Charges::new() } else { self.charges(&caller, &limits, &route) },
+            caller,
             tier: &tier.name,
             rule: rule.map(|rule| rule.name.as_str()),
             exempt: route.exempt(),

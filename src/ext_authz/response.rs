@@ -258,12 +258,14 @@ mod tests {
     use crate::bucket::{Charge, Charges, Level, Quota, Source, Taken};
     use crate::policy::Step;
     use crate::policy::decision::{Local, Unavailable, decide};
+    use crate::policy::identity::Caller;
     use std::num::NonZeroU32;
 
     fn plan(mode: Mode, on_store_error: FailurePolicy, costs: [f64; 2]) -> Plan<'static> {
         let quota = Quota::parse(10.0, 2.0).unwrap();
         let charge = |dimension, id, cost| Charge { key: Key::new("rl:", dimension, id), quota, cost };
         Plan {
+            caller: Caller::default(),
             charges: Charges::from_iter([
                 charge(Dimension::User, "alice", costs[0]),
                 charge(Dimension::Key, "00112233445566778899aabbccddeeff", costs[1]),

@@ -1,7 +1,7 @@
 //! What a decision counts as.
 
 use crate::bucket::{self, Taken};
-use crate::metrics::{self, Dimension, Metrics, Policy, Source};
+use crate::metrics::{self, Dimension, Metrics, Policy, Source, TierSeries};
 use crate::policy::Plan;
 use crate::policy::decision::{Decision, FailurePolicy, Outcome};
 use crate::store::StoreError;
@@ -9,14 +9,15 @@ use crate::store::StoreError;
 /// Counts a check that was decided upon what the store answered.
 pub(super) fn count(
     metrics: &Metrics,
+    tiers: &TierSeries,
     plan: &Plan<'_>,
     decision: &Decision,
     answer: &Result<Option<Taken>, StoreError>,
 ) {
-    metrics.checked(plan.tier, label(&decision.outcome));
+    tiers.checked(plan.tier, label(&decision.outcome));
     if let Outcome::Denied { exhausted, .. } = &decision.outcome {
         for dimension in exhausted {
-            metrics.denied(plan.tier, dimension_of(*dimension), source(answer));
+            tiers.denied(plan.tier, dimension_of(*dimension), source(answer));
         }
     }
     if let Err(failure) = answer {
@@ -25,7 +26,8 @@ pub(super) fn count(
     }
 }
 
-fn source(answer: &Result<Option<Taken>, StoreError>) -> Source {
+/// Who said that a bucket is exhausted, or covers its cost.
+pub(super) fn source(answer: &Result<Option<Taken>, StoreError>) -> Source {
     match answer {
         Err(_) => Source::Local,
         Ok(Some(Taken { source: bucket::Source::DenyCache, .. })) => Source::DenyCache,

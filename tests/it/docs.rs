@@ -63,7 +63,8 @@ const SUBCOMMANDS: [&str; 6] = ["default", "show", "reset", "list", "set", "dele
 
 #[test]
 fn every_metric_and_every_decision_has_its_place_in_the_readme() {
-    let metrics = Metrics::new(["free"]);
+    let metrics = Metrics::new();
+    metrics.tiers(["free"]).checked("free", Decision::Allowed);
     metrics.store_failed("timeout");
     metrics.watch_breaker(|| Breaker::Closed);
     let (readme, told) = (fs::read_to_string(root().join("README.md")).unwrap(), metrics.text());

@@ -264,7 +264,8 @@ fn with_a_hung_store(source: Source) -> (Outcome, usize) {
     let limiter = Limiter::new(policy, store.clone()).with_keys(keys);
     let mut request = Request::default();
     request.headers.push((b"x-api-key", b"sk-1"));
-    let (_, decision) = block_on(limiter.check(&request));
+    let snapshot = limiter.snapshot();
+    let decision = block_on(limiter.check(&snapshot, &request)).decision;
     (decision.outcome, store.takes.load(Ordering::Relaxed))
 }
 

@@ -67,6 +67,10 @@ fn local() -> FailurePolicy {
     FailurePolicy::Local { replicas: NonZeroU32::new(REPLICAS).unwrap() }
 }
 
+fn decided(limiter: &Limiter, request: &Request<'_>) -> Decision {
+    limiter.check(&limiter.snapshot(), request).now_or_never().unwrap().decision
+}
+
 /// Replicas on one store and one clock.
 struct Fleet {
     replicas: Vec<Limiter>,
@@ -97,7 +101,7 @@ impl Fleet {
     }
 
     fn ask(&self, replica: usize, request: &Request<'_>) -> Decision {
-        self.replicas[replica].check(request).now_or_never().unwrap().1
+        decided(&self.replicas[replica], request)
     }
 
     /// Asks as alice of the default tier until she is denied, and says how often she was admitted.
@@ -351,8 +355,7 @@ fn in_shadow_mode_local_buckets_deny_nothing_and_tell_what_they_would_have() {
     let store = Moody { buckets: MemoryStore::new(hands.0.clone(), 10), fault: Mutex::new(Some(away())) };
     let policy = Policy { mode: Mode::Shadow, ..policy(local()) };
     let limiter = Limiter::new(policy, Arc::new(store)).with_fallback(hands.0.clone(), 10);
-    let decisions: Vec<Decision> =
-        (0..6).map(|_| limiter.check(&from("alice", "free")).now_or_never().unwrap().1).collect();
+    let decisions: Vec<Decision> = (0..6).map(|_| decided(&limiter, &from("alice", "free"))).collect();
     assert!(decisions.iter().all(|decision| decision.passes() && decision.degraded()));
     let denied = decisions.iter().filter(|decision| matches!(decision.outcome, Outcome::Denied { .. })).count();
     assert_eq!(denied, 2);
