@@ -1,6 +1,7 @@
 //! What a check costs: over gRPC against the running service, and in its parts, beside the ceilings of the same run.
 //!
-//! `cargo bench --bench check [-- SECONDS_PER_ROW [CALLERS]]`. Prints tables in Markdown. Ratios hold across machines better
+//! `cargo bench --bench check [-- SECONDS_PER_ROW [CALLERS]]`, or `… -- overhead BINARY [SECONDS [CALLERS]]` for what it
+//! costs to be observed, where BINARY was built with `--cfg unobserved`. Prints tables in Markdown. Ratios hold across machines better
 //! than the numbers do. Needs `redis-server` (on PATH, or `REDIS_SERVER=`).
 
 #![allow(
@@ -14,6 +15,7 @@
 mod http2;
 mod identities;
 mod load;
+mod overhead;
 mod parts;
 mod process;
 #[path = "../../tests/it/support/redis.rs"]
@@ -24,14 +26,21 @@ use load::{Load, Outcome, Shape};
 use process::{Cpu, Service};
 use std::time::Duration;
 
+/// Pairs of runs with and without what observes them.
+const ROUNDS: usize = 7;
+
 fn main() {
     if std::env::args().any(|argument| argument == process::EMPTY_CHECK) {
         return process::serve_empty_check();
     }
     let mut numbers = std::env::args().filter_map(|argument| argument.parse().ok());
     let seconds = numbers.next().unwrap_or(5);
-    let callers = numbers.next().unwrap_or(20_000);
-    Table { length: Duration::from_secs(seconds), callers: usize::try_from(callers).unwrap() }.print();
+    let callers = usize::try_from(numbers.next().unwrap_or(20_000)).unwrap();
+    let length = Duration::from_secs(seconds);
+    if let Some(unobserved) = std::env::args().skip_while(|argument| argument != "overhead").nth(1) {
+        return overhead::print(&unobserved, &identities::requests(0..callers), length, ROUNDS);
+    }
+    Table { length, callers }.print();
     memory_of_a_million_callers();
 }
 

@@ -42,13 +42,19 @@ impl Service {
 
     /// tidegate as it ships, with one quota for all buckets of the one tier that callers have.
     pub(crate) fn tidegate(redis: Option<&str>, quota: &str) -> Self {
+        Self::run(env!("CARGO_BIN_EXE_tidegate"), redis, quota, "")
+    }
+
+    /// As [`Service::tidegate`], of any build, with more of a config. What it prints is nobody's.
+    pub(crate) fn run(binary: &str, redis: Option<&str>, quota: &str, config_too: &str) -> Self {
         let mut config = tempfile::NamedTempFile::new().unwrap();
         let tier = format!("{{per_user: {quota}, per_key: {quota}, per_ip: {quota}}}");
         let claim = |name| format!("{{metadata: {{namespace: envoy.filters.http.jwt_authn, path: [claims, {name}]}}}}");
         writeln!(config, "default_tier: enterprise\ntiers: {{enterprise: {tier}}}").unwrap();
         writeln!(config, "identity: {{user: [{}], key: [{{header: x-api-key}}],", claim("sub")).unwrap();
         writeln!(config, "  ip: {{from: {{header: x-client-ip}}}}, tier: [{}]}}", claim("tier")).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        config.write_all(config_too.as_bytes()).unwrap();
+        let mut command = Command::new(binary);
         command.args(["serve", "--listen", "127.0.0.1:0", "--config"]).arg(config.path());
         if let Some(url) = redis {
             command.args(["--redis-url", url]);
@@ -56,6 +62,7 @@ impl Service {
         let mut child = command
             .env("TIDEGATE_LOG_FORMAT", "json")
             .env("TIDEGATE_ADMIN_LISTEN", "off")
+            .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
