@@ -2,13 +2,14 @@
 
 mod readiness;
 mod reload;
+mod watched;
 
 use crate::clock::{SteadyClock, SystemClock};
 use crate::config::{ClockSource, Config, LogFormat, Settings, Source};
 use crate::ext_authz::Service;
 use crate::limiter::Limiter;
 use crate::limiter::keys::{KeyMemory, KeyMemorySettings};
-use crate::metrics::Breaker;
+use crate::metrics::catalogue;
 use crate::policy::Policy;
 use crate::server::admin::{Admin, Pages};
 use crate::server::health::{Check, Health, Verdict};
@@ -24,7 +25,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
-use tracing_appender::non_blocking::WorkerGuard;
+use tracing_appender::non_blocking::{ErrorCounter, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 
@@ -54,7 +55,7 @@ pub fn serve(config: Config, source: Source) -> Result<(), AppError> {
     served
 }
 
-fn memory_store(settings: &Settings) -> Arc<dyn Store> {
+fn memory_store(settings: &Settings) -> Arc<MemoryStore> {
     Arc::new(MemoryStore::new(Arc::new(SystemClock), settings.memory_capacity))
 }
 
@@ -102,25 +103,26 @@ fn deny_cache(store: Arc<RedisStore>, settings: &Settings) -> Option<Arc<DenyCac
 
 async fn run(config: Config, source: Source) -> Result<(), AppError> {
     let Config { policy, settings, warnings, hash } = config;
-    let _log = log_to_stderr(&settings)?;
+    let log = log_to_stderr(&settings)?;
     tracing::info!(config = %source, hash, "starting");
     for warning in warnings {
         tracing::warn!("config: {warning}");
     }
     let redis = redis_store(&settings, &policy.key_prefix);
     let deny_cache = redis.clone().and_then(|redis| deny_cache(redis, &settings));
-    let store: Arc<dyn Store> = match (&redis, &deny_cache) {
-        (_, Some(cache)) => cache.clone(),
-        (Some(redis), None) => redis.clone(),
-        (None, None) => memory_store(&settings),
+    let memory = redis.is_none().then(|| memory_store(&settings));
+    let store: Arc<dyn Store> = match (&redis, &deny_cache, &memory) {
+        (_, Some(cache), _) => cache.clone(),
+        (Some(redis), None, _) => redis.clone(),
+        (None, None, Some(memory)) => memory.clone(),
+        (None, None, None) => memory_store(&settings),
     };
     let limiter = Arc::new(limiter(policy, store.clone(), redis.clone(), &settings));
-    if let Some(redis) = redis {
-        let state = move || if redis.open_breakers() > 0 { Breaker::Open } else { Breaker::Closed };
-        limiter.metrics().watch_breaker(state);
-    }
     let meaning = if settings.readiness_requires_store { Meaning::Required } else { Meaning::Optional };
     let health = Health::new(meaning.unasked()).await;
+    watched::watch(&limiter, &health, redis.as_ref(), deny_cache.as_ref(), memory.as_ref());
+    let dropped = log.dropped;
+    limiter.metrics().watch(catalogue::LOG_LINES_DROPPED, move || dropped.dropped_lines() as f64);
     let mut signals = Signals::new().map_err(AppError::Signals)?;
     let admin = match settings.admin {
         Some(address) => Some(Admin::bind(address).await?),
@@ -136,7 +138,7 @@ async fn run(config: Config, source: Source) -> Result<(), AppError> {
     let on_store_error = limiter.snapshot().policy().on_store_error;
     let reloader = Arc::new(Reloader::new(source, limiter.clone(), deny_cache, hash));
     tokio::spawn(reload_on_hangup(reloader).map_err(AppError::Signals)?);
-    let follower = Follower { store, health: health.clone(), meaning, on_store_error };
+    let follower = Follower { store: store.clone(), health: health.clone(), meaning, on_store_error };
     let readiness = tokio::spawn(readiness::follow(follower));
     let (stop, stopped) = oneshot::channel::<()>();
     let lifetime = Lifetime { max_age: settings.max_connection_age, grace: settings.shutdown };
@@ -177,15 +179,22 @@ fn stop_at_once(signal: &str) -> Result<(), AppError> {
 ///
 /// A thread of its own writes, and drops lines when the reader does not keep up: a full pipe must not stop checks. And
 /// a reader that is gone is nobody's to tell: the subscriber would print that, to the same place, and panic.
-fn log_to_stderr(settings: &Settings) -> Result<WorkerGuard, AppError> {
+fn log_to_stderr(settings: &Settings) -> Result<LogGuard, AppError> {
     let filter = EnvFilter::try_new(&settings.log.filter)?;
     let (writer, guard) = tracing_appender::non_blocking(io::stderr());
+    let dropped = writer.error_counter();
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).log_internal_errors(false);
     match settings.log.format {
         LogFormat::Text => log.with_ansi(io::stderr().is_terminal()).init(),
         LogFormat::Json => log.json().init(),
     }
-    Ok(guard)
+    Ok(LogGuard { dropped, _guard: guard })
+}
+
+/// Writes out the last lines when it is dropped.
+struct LogGuard {
+    dropped: ErrorCounter,
+    _guard: WorkerGuard,
 }
 
 fn announce(endpoint: &Endpoint, admin: Option<&Admin>, settings: &Settings, limiter: &Limiter) {

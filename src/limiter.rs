@@ -66,7 +66,7 @@ pub struct Checked<'s> {
     pub decision: Decision,
     /// Who said how the buckets stand, where any were looked at.
     pub source: metrics::Source,
-    /// When the store was asked, and how long it took to answer or to fail; `None` where it was not asked.
+    /// When the store was called, and how long it took to answer or to fail; `None` where nothing was sent to it.
     pub asked: Option<Asked>,
 }
 
@@ -81,6 +81,7 @@ impl Limiter {
     pub fn new(policy: Policy, store: Arc<dyn Store>) -> Self {
         let fallback = Fallback::new(Arc::new(SteadyClock::default()), FALLBACK_CAPACITY);
         let metrics = Arc::new(Metrics::new());
+        metrics.store_may_fail(StoreError::KINDS);
         let snapshot = ArcSwap::from_pointee(Snapshot::new(policy, &metrics));
         Self { snapshot, store, metrics, dedupe: None, fallback, keys: None, oddities: Complaint::default() }
     }
@@ -104,6 +105,11 @@ impl Limiter {
         Self { dedupe: Some(dedupe), ..self }
     }
 
+    /// Whether it charges once what Envoy asks twice.
+    pub fn dedupes(&self) -> bool {
+        self.dedupe.is_some()
+    }
+
     /// Checks that were not charged since Envoy had asked the same before.
     pub fn repeats(&self) -> u64 {
         self.dedupe.as_ref().map_or(0, Dedupe::repeats)
@@ -112,6 +118,16 @@ impl Limiter {
     /// What it counts in.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
+    }
+
+    /// The memory of API keys, if there is one.
+    pub fn keys(&self) -> Option<&KeyMemory> {
+        self.keys.as_ref()
+    }
+
+    /// Buckets of this process that stand in for the store's in an outage.
+    pub fn local_buckets(&self) -> usize {
+        self.fallback.len()
     }
 
     /// The policy that is in force now.
@@ -132,6 +148,7 @@ impl Limiter {
         snapshot: &'s Snapshot,
         request: &Request<'_>,
     ) -> impl Future<Output = Checked<'s>> + Send + use<'s> {
+        let watch = self.metrics.begin();
         let draft = snapshot.policy.draft(request);
         let id = self.dedupe.as_ref().and_then(|_| dedupe::id(request));
         async move {
@@ -142,9 +159,13 @@ impl Limiter {
             }
             let at = Moment::now();
             let answer = self.ask_until(deadline, &plan, id.as_deref()).await;
-            let asked = (!matches!(answer, Ok(None))).then(|| Asked { at, took: at.elapsed() });
+            let asked = metered::called(&answer).then(|| Asked { at, took: at.elapsed() });
             let decision = self.conclude(&plan, &answer);
             metered::count(&self.metrics, &snapshot.tiers, &plan, &decision, &answer);
+            if let Some(Asked { took, .. }) = asked {
+                self.metrics.asked(took);
+            }
+            watch.end();
             Checked { plan, decision, source: metered::source(&answer), asked }
         }
     }

@@ -4,16 +4,28 @@
 //! labels are known stand at 0 from the start, and counting in them is an index and an atomic addition. Knows nothing
 //! of what is counted.
 
+mod asked;
+pub mod catalogue;
+mod histogram;
+
+pub use asked::Values;
+pub use histogram::BOUNDS;
+
+use asked::Asked;
+use catalogue::Family;
+use histogram::Histogram;
 use parking_lot::Mutex;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, text};
+use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::metrics::info::Info;
-use prometheus_client::registry::Registry;
+use prometheus_client::metrics::family::Family as Series;
+use prometheus_client::registry::{Metric, Registry};
 use std::borrow::Cow;
-use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Whether anything is observed. Not in a build with `--cfg unobserved`, which is there to measure what that costs.
+pub const OBSERVED: bool = cfg!(not(unobserved));
 
 /// The content type of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -69,15 +81,13 @@ label! {
     Policy: Allow = "allow", Deny = "deny", Local = "local"
 }
 
-/// Whether the store is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Breaker {
-    Closed,
-    Open,
+label! {
+    /// What came of a reload.
+    Reload: Success = "success", Refused = "refused"
 }
 
 type Labels<const N: usize> = [(&'static str, Cow<'static, str>); N];
-type Counters<const N: usize> = Family<Labels<N>, Counter>;
+type Counters<const N: usize> = Series<Labels<N>, Counter>;
 
 /// The metrics of one process.
 #[derive(Debug)]
@@ -87,6 +97,11 @@ pub struct Metrics {
     denials: Counters<3>,
     store_errors: Counters<1>,
     degraded: [Counter; Policy::ALL.len()],
+    reloads: [Counter; Reload::ALL.len()],
+    check_duration: Arc<Histogram>,
+    store_duration: Arc<Histogram>,
+    in_flight: Arc<AtomicI64>,
+    abandoned: Counter,
 }
 
 /// The series of one tier.
@@ -116,17 +131,45 @@ impl Metrics {
     /// All metrics at 0, without the series of tiers.
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("tidegate");
-        let (checks, denials) = (Counters::<2>::default(), Counters::<3>::default());
-        let (store_errors, degraded) = (Counters::<1>::default(), Counters::<1>::default());
-        // Counters are named without the `_total` that they are told with, as `build_info` is without its `_info`.
-        registry.register("checks", "Checks, by what was decided and the caller's tier", checks.clone());
-        registry.register("denials", "Buckets that were exhausted when a check was denied", denials.clone());
-        registry.register("store_errors", "Calls to the store that failed, by what failed", store_errors.clone());
-        registry.register("degraded", "Checks decided without the store, by what was done", degraded.clone());
-        registry.register("build", "What runs", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
+        let (checks, denials, store_errors) = (Series::default(), Series::default(), Series::default());
+        let (degraded, reloads) = (Counters::<1>::default(), Counters::<1>::default());
+        let abandoned = Counter::default();
+        register(&mut registry, catalogue::CHECKS, Counters::clone(&checks));
+        register(&mut registry, catalogue::DENIALS, Counters::clone(&denials));
+        register(&mut registry, catalogue::STORE_ERRORS, Counters::clone(&store_errors));
+        register(&mut registry, catalogue::DEGRADED, degraded.clone());
+        register(&mut registry, catalogue::CONFIG_RELOADS, reloads.clone());
+        register(&mut registry, catalogue::ABANDONED_CHECKS, abandoned.clone());
+        let metrics = Self {
+            registry: Mutex::new(registry),
+            checks,
+            denials,
+            store_errors,
+            degraded: Policy::ALL.map(|policy| degraded.get_or_create_owned(&[("policy", policy.word().into())])),
+            reloads: Reload::ALL.map(|result| reloads.get_or_create_owned(&[("result", result.word().into())])),
+            check_duration: Arc::default(),
+            store_duration: Arc::default(),
+            in_flight: Arc::default(),
+            abandoned,
+        };
+        metrics.watch_itself();
+        metrics
+    }
 
-        let degraded = Policy::ALL.map(|policy| degraded.get_or_create_owned(&[("policy", policy.word().into())]));
-        Self { registry: Mutex::new(registry), checks, denials, store_errors, degraded }
+    fn watch_itself(&self) {
+        for (family, histogram) in
+            [(catalogue::CHECK_DURATION, &self.check_duration), (catalogue::STORE_DURATION, &self.store_duration)]
+        {
+            let told = histogram::Told { family, histogram: histogram.clone() };
+            self.registry.lock().register_collector(Box::new(told));
+        }
+        let in_flight = self.in_flight.clone();
+        self.watch(catalogue::IN_FLIGHT_CHECKS, move || in_flight.load(Ordering::Relaxed) as f64);
+        let version = env!("CARGO_PKG_VERSION");
+        self.watch_each(catalogue::BUILD, move || vec![(version.into(), 1.0)]);
+        let (began_at, began) = (SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(), Instant::now());
+        self.watch(catalogue::START_TIME, move || began_at.as_secs_f64());
+        self.watch(catalogue::UPTIME, move || began.elapsed().as_secs_f64());
     }
 
     /// The series of these tiers: new ones at 0, those that were there before where they stand.
@@ -135,6 +178,13 @@ impl Metrics {
             names.into_iter().map(|name| Tier::new(name.into(), &self.checks, &self.denials)).collect();
         tiers.sort_by(|a, b| a.name.cmp(&b.name));
         TierSeries { tiers }
+    }
+
+    /// Has the series of these kinds of failures stand at 0.
+    pub fn store_may_fail(&self, kinds: impl IntoIterator<Item = &'static str>) {
+        for kind in kinds {
+            self.store_errors.get_or_create_owned(&[("kind", kind.into())]);
+        }
     }
 
     /// Counts a call to the store that failed. `kind` is one of a few words.
@@ -147,9 +197,34 @@ impl Metrics {
         self.degraded[policy as usize].inc();
     }
 
-    /// Has `state` asked whenever the metrics are read.
-    pub fn watch_breaker(&self, state: impl Fn() -> Breaker + Send + Sync + 'static) {
-        self.registry.lock().register_collector(Box::new(BreakerState(state)));
+    /// Counts a reload.
+    pub fn reloaded(&self, result: Reload) {
+        self.reloads[result as usize].inc();
+    }
+
+    /// Notes that a check begins.
+    pub fn begin(&self) -> InFlight<'_> {
+        if OBSERVED {
+            self.in_flight.fetch_add(1, Ordering::Relaxed);
+        }
+        InFlight { metrics: self, begun: if OBSERVED { Some(Instant::now()) } else { None } }
+    }
+
+    /// Notes how long a call to the store took.
+    pub fn asked(&self, took: Duration) {
+        if OBSERVED {
+            self.store_duration.observe(took);
+        }
+    }
+
+    /// Has the value of a family without labels asked for whenever the metrics are read.
+    pub fn watch(&self, family: Family, value: impl Fn() -> f64 + Send + Sync + 'static) {
+        self.watch_each(family, move || vec![("".into(), value())]);
+    }
+
+    /// Has the values of a family with one label asked for whenever the metrics are read.
+    pub fn watch_each(&self, family: Family, values: impl Fn() -> Values + Send + Sync + 'static) {
+        self.registry.lock().register_collector(Box::new(Asked { family, values: Box::new(values) }));
     }
 
     /// All of them, as OpenMetrics text.
@@ -159,6 +234,10 @@ impl Metrics {
         let _ = text::encode(&mut told, &self.registry.lock());
         told
     }
+}
+
+fn register(registry: &mut Registry, family: Family, metric: impl Metric) {
+    registry.register(family.name, family.help, metric);
 }
 
 impl Default for Metrics {
@@ -177,14 +256,14 @@ pub struct TierSeries {
 impl TierSeries {
     /// Counts a check.
     pub fn checked(&self, tier: &str, decision: Decision) {
-        if let Some(tier) = self.tier(tier) {
+        if OBSERVED && let Some(tier) = self.tier(tier) {
             tier.checks[decision as usize].inc();
         }
     }
 
     /// Counts an exhausted bucket.
     pub fn denied(&self, tier: &str, dimension: Dimension, source: Source) {
-        if let Some(tier) = self.tier(tier) {
+        if OBSERVED && let Some(tier) = self.tier(tier) {
             tier.denials[dimension as usize][source as usize].inc();
         }
     }
@@ -195,31 +274,37 @@ impl TierSeries {
     }
 }
 
-/// A gauge that is asked for.
-struct BreakerState<F>(F);
+/// A check that is being decided. Dropping it before its end means that nobody waits for it any more.
+#[derive(Debug)]
+pub struct InFlight<'m> {
+    metrics: &'m Metrics,
+    /// `None` when it has ended, or nothing is observed.
+    begun: Option<Instant>,
+}
 
-impl<F> fmt::Debug for BreakerState<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BreakerState").finish_non_exhaustive()
+impl InFlight<'_> {
+    /// Notes that the check is decided.
+    pub fn end(mut self) {
+        if let Some(begun) = self.begun.take() {
+            self.metrics.check_duration.observe(begun.elapsed());
+            self.metrics.in_flight.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
-impl<F: Fn() -> Breaker + Send + Sync + 'static> Collector for BreakerState<F> {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let gauge = ConstGauge::new(match self.0() {
-            Breaker::Closed => 0_i64,
-            Breaker::Open => 1,
-        });
-        let help = "Whether calls to the store are skipped: 0 closed (the store is asked), 1 open";
-        gauge.encode(encoder.encode_descriptor("breaker_state", help, None, gauge.metric_type())?)
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        if self.begun.is_some() {
+            self.metrics.in_flight.fetch_sub(1, Ordering::Relaxed);
+            self.metrics.abandoned.inc();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::AtomicBool;
 
     fn has(metrics: &Metrics, line: &str) -> bool {
         metrics.text().lines().any(|told| told == line)
@@ -261,15 +346,38 @@ mod tests {
     }
 
     #[test]
-    fn the_breaker_is_asked_each_time() {
+    fn what_somebody_else_keeps_is_asked_for_each_time() {
         let metrics = Metrics::new();
         assert!(!metrics.text().contains("breaker"), "memory has none");
         let open = Arc::new(AtomicBool::new(false));
         let asked = open.clone();
-        metrics.watch_breaker(move || if asked.load(Ordering::Relaxed) { Breaker::Open } else { Breaker::Closed });
+        metrics.watch(catalogue::BREAKER_STATE, move || f64::from(u8::from(asked.load(Ordering::Relaxed))));
         assert!(has(&metrics, "tidegate_breaker_state 0"), "{}", metrics.text());
         open.store(true, Ordering::Relaxed);
         assert!(has(&metrics, "tidegate_breaker_state 1"));
+        metrics.watch_each(catalogue::CONFIG, || vec![("a\"b\n".into(), 1.0)]);
+        assert!(has(&metrics, r#"tidegate_config_info{hash="a\"b\n"} 1"#), "{}", metrics.text());
+    }
+
+    #[test]
+    fn a_check_is_in_flight_until_it_ends_or_is_given_up() {
+        let metrics = Metrics::new();
+        let (first, second) = (metrics.begin(), metrics.begin());
+        assert!(has(&metrics, "tidegate_in_flight_checks 2"), "{}", metrics.text());
+        first.end();
+        drop(second);
+        metrics.asked(Duration::from_micros(60));
+        for line in [
+            "tidegate_in_flight_checks 0",
+            "tidegate_abandoned_checks_total 1",
+            "tidegate_check_duration_seconds_count 1",
+            "tidegate_check_duration_seconds_bucket{le=\"+Inf\"} 1",
+            "tidegate_store_duration_seconds_sum 0.00006",
+            "tidegate_store_duration_seconds_bucket{le=\"0.00005\"} 0",
+            "tidegate_store_duration_seconds_bucket{le=\"0.0001\"} 1",
+        ] {
+            assert!(has(&metrics, line), "{line} is not in\n{}", metrics.text());
+        }
     }
 
     #[test]

@@ -85,22 +85,39 @@ impl StoreError {
         matches!(self, Self::Timeout(_) | Self::Connection(_) | Self::Protocol(_))
     }
 
+    /// What [`StoreError::kind`] may say.
+    pub const KINDS: [&'static str; 12] = [
+        "timeout",
+        "connection",
+        "auth",
+        "wrong_type",
+        "loading",
+        "read_only",
+        "out_of_memory",
+        "cluster_down",
+        "breaker_open",
+        "overloaded",
+        "refused",
+        "protocol",
+    ];
+
     /// A short constant name, fit for a metric's label.
     pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Timeout(_) => "timeout",
-            Self::Connection(_) => "connection",
-            Self::Auth(_) => "auth",
-            Self::WrongType(_) => "wrong_type",
-            Self::Loading(_) => "loading",
-            Self::ReadOnly(_) => "read_only",
-            Self::OutOfMemory(_) => "out_of_memory",
-            Self::ClusterDown(_) => "cluster_down",
-            Self::BreakerOpen(_) => "breaker_open",
-            Self::Overloaded(_) => "overloaded",
-            Self::Refused(_) => "refused",
-            Self::Protocol(_) => "protocol",
-        }
+        let place = match self {
+            Self::Timeout(_) => 0,
+            Self::Connection(_) => 1,
+            Self::Auth(_) => 2,
+            Self::WrongType(_) => 3,
+            Self::Loading(_) => 4,
+            Self::ReadOnly(_) => 5,
+            Self::OutOfMemory(_) => 6,
+            Self::ClusterDown(_) => 7,
+            Self::BreakerOpen(_) => 8,
+            Self::Overloaded(_) => 9,
+            Self::Refused(_) => 10,
+            Self::Protocol(_) => 11,
+        };
+        Self::KINDS[place]
     }
 }
 

@@ -188,6 +188,9 @@ fn ietf_headers(standing: &Standing, decision: &Decision, fields: &mut Vec<Heade
 
 /// What Envoy's access log can show under the namespace `envoy.filters.http.ext_authz`.
 fn metadata(plan: &Plan<'_>, decision: &Decision, digester: &Digester) -> Struct {
+    if !crate::metrics::OBSERVED {
+        return Struct::default();
+    }
     let mut fields = Vec::with_capacity(12);
     let mut text = |name: &'static str, value: Bytes| fields.push(field(name, Kind::StringValue(value)));
     text("decision", Bytes::from_static(decision_name(decision).as_bytes()));

@@ -94,6 +94,11 @@ impl Fallback {
         state.buckets.get_or_insert_with(|| Arc::new(MemoryStore::new(self.clock.clone(), self.capacity))).clone()
     }
 
+    /// Buckets of the outage that lasts.
+    pub(super) fn len(&self) -> usize {
+        self.state.lock().buckets.as_ref().map_or(0, |buckets| buckets.len())
+    }
+
     fn note(&self, plan: &Plan<'_>, error: &StoreError) {
         let mut state = self.state.lock();
         let news = state.outage.failed(self.clock.now());

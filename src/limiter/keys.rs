@@ -13,6 +13,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -46,6 +47,8 @@ struct Memory {
     /// What is remembered names tiers by their places in these.
     tiers: Tiers,
     entries: Mutex<Recent<Digest, Entry>>,
+    hits: AtomicU64,
+    reads: AtomicU64,
     failures: Complaint,
     ignored: Complaint,
 }
@@ -85,9 +88,30 @@ impl KeyMemory {
             key_prefix: key_prefix.to_owned(),
             tiers: tiers.clone(),
             entries: Mutex::new(Recent::new(settings.size)),
+            hits: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
             failures: Complaint::default(),
             ignored: Complaint::default(),
         }))
+    }
+
+    /// Checks whose key was known, ever.
+    pub fn hits(&self) -> u64 {
+        self.0.hits.load(Ordering::Relaxed)
+    }
+
+    /// Keys that were read from the store, ever.
+    pub fn reads(&self) -> u64 {
+        self.0.reads.load(Ordering::Relaxed)
+    }
+
+    /// Keys that are remembered now, unknown ones included.
+    pub fn len(&self) -> usize {
+        self.0.entries.lock().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     pub(super) fn timeout(&self) -> Duration {
@@ -100,7 +124,10 @@ impl KeyMemory {
     pub(super) fn find(&self, digest: Digest, now: Instant) -> Found {
         let mut entries = self.0.entries.lock();
         let last = match entries.get(&digest) {
-            Some(Entry { known, state: State::Good { until } }) if now < *until => return Found::Known(known.clone()),
+            Some(Entry { known, state: State::Good { until } }) if now < *until => {
+                self.0.hits.fetch_add(1, Ordering::Relaxed);
+                return Found::Known(known.clone());
+            }
             Some(Entry { known, state: State::Reading(reading) }) => {
                 return Found::Reading { reading: reading.clone(), last: known.clone() };
             }
@@ -113,6 +140,7 @@ impl KeyMemory {
     }
 
     fn begin(&self, digest: Digest, last: Known, now: Instant) -> Reading {
+        self.0.reads.fetch_add(1, Ordering::Relaxed);
         let (memory, before) = (self.0.clone(), last.clone());
         let task = tokio::spawn(async move { memory.read(digest, before, now).await });
         // A task is lost only with the runtime.
@@ -165,7 +193,7 @@ mod tests {
     use crate::policy::limits::Limits;
     use crate::policy::tier::Tier;
     use crate::store::{Fields, Pending};
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
     use tokio::sync::Semaphore;
 
     /// Answers what it is told to, when it is let.

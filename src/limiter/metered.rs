@@ -26,6 +26,14 @@ pub(super) fn count(
     }
 }
 
+/// Whether something was sent to the store.
+pub(super) fn called(answer: &Result<Option<Taken>, StoreError>) -> bool {
+    match answer {
+        Ok(taken) => taken.as_ref().is_some_and(|taken| taken.source == bucket::Source::Store),
+        Err(failure) => !matches!(failure, StoreError::BreakerOpen(_) | StoreError::Overloaded(_)),
+    }
+}
+
 /// Who said that a bucket is exhausted, or covers its cost.
 pub(super) fn source(answer: &Result<Option<Taken>, StoreError>) -> Source {
     match answer {

@@ -100,6 +100,11 @@ impl Health {
         self.report(READINESS, status).await;
     }
 
+    /// Whether it can decide.
+    pub fn is_ready(&self) -> bool {
+        self.checks().ready()
+    }
+
     pub(super) fn checks(&self) -> Checks {
         *self.checks.lock()
     }

@@ -147,11 +147,25 @@ impl RedisStore {
 
     /// Servers that are not asked for the time being, as they failed several times in a row.
     pub fn open_breakers(&self) -> usize {
-        let open = |node: &Arc<Node>| usize::from(node.breaker_is_open());
+        self.sum(|node| usize::from(node.breaker_is_open()))
+    }
+
+    /// Calls on their way to servers that hold buckets.
+    pub fn in_flight(&self) -> usize {
+        self.sum(|node| node.in_flight())
+    }
+
+    /// Connections to servers that hold buckets.
+    pub fn connections(&self) -> usize {
+        self.sum(|node| node.connections())
+    }
+
+    /// Over the servers that are known to hold buckets.
+    fn sum(&self, of: impl Fn(&Arc<Node>) -> usize) -> usize {
         match &self.servers {
-            Servers::One(node) => open(node),
-            Servers::Sentinel(sentinel) => sentinel.known().as_ref().map_or(0, open),
-            Servers::Cluster(shards) => shards.cluster.known_masters().iter().map(open).sum(),
+            Servers::One(node) => of(node),
+            Servers::Sentinel(sentinel) => sentinel.known().as_ref().map_or(0, of),
+            Servers::Cluster(shards) => shards.cluster.known_masters().iter().map(of).sum(),
         }
     }
 

@@ -1,67 +1,14 @@
 //! The admin endpoint: what probes and Prometheus see, and what its clients cannot do.
 
+use crate::support::admin::{ask, get, open, until};
 use crate::support::redis::Server;
 use crate::support::service::{Tidegate, check, program};
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::net::TcpStream;
 use tidegate::ext_authz::proto::authorization_client::AuthorizationClient;
 use tidegate::ext_authz::proto::{CheckResponse, value::Kind};
 use tidegate::metrics::Decision;
 use tonic::transport::{Channel, Endpoint};
-
-/// Long enough for a busy machine; only a broken one waits that long.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// An answer's status line and fields, and its body.
-#[derive(Debug)]
-struct Answer {
-    head: String,
-    body: String,
-}
-
-impl Answer {
-    fn status(&self) -> u16 {
-        self.head.split(' ').nth(1).unwrap().parse().unwrap()
-    }
-
-    /// A metric's value, by its name and labels as they are written.
-    fn value(&self, series: &str) -> u64 {
-        let line = self.body.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
-        line.unwrap_or_else(|| panic!("{series} is not in\n{}", self.body)).parse().unwrap()
-    }
-}
-
-fn open(address: SocketAddr) -> TcpStream {
-    let socket = TcpStream::connect(address).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
-    socket
-}
-
-fn ask(address: SocketAddr, method: &str, target: &str) -> Answer {
-    let mut socket = open(address);
-    write!(socket, "{method} {target} HTTP/1.1\r\nhost: admin\r\n\r\n").unwrap();
-    let mut text = String::new();
-    socket.read_to_string(&mut text).unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap();
-    Answer { head: head.into(), body: body.into() }
-}
-
-fn get(service: &Tidegate, target: &str) -> Answer {
-    ask(service.admin, "GET", target)
-}
-
-/// Asks until it is so. It happens in another process, which tells nobody.
-fn until(service: &Tidegate, target: &str, wanted: impl Fn(&Answer) -> bool) -> Answer {
-    let deadline = std::time::Instant::now() + PATIENCE;
-    loop {
-        let answer = get(service, target);
-        if wanted(&answer) {
-            return answer;
-        }
-        assert!(std::time::Instant::now() < deadline, "{answer:?}");
-    }
-}
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
@@ -83,14 +30,14 @@ fn text<'a>(answer: &'a CheckResponse, name: &str) -> &'a str {
 #[test]
 fn a_replica_is_alive_and_ready_until_it_drains_and_alive_until_it_ends() {
     let mut service = Tidegate::start("drain: 5m\n");
-    until(&service, "/readyz", |answer| answer.status() == 200);
-    let answer = get(&service, "/readyz");
-    assert_eq!((answer.body.as_str(), get(&service, "/livez").body.as_str()), ("ready\n", "alive\n"));
-    assert_eq!(get(&service, "/readyz?verbose").body, "[+] store ok\n[+] drain ok\nready\n");
+    until(service.admin, "/readyz", |answer| answer.status() == 200);
+    let answer = get(service.admin, "/readyz");
+    assert_eq!((answer.body.as_str(), get(service.admin, "/livez").body.as_str()), ("ready\n", "alive\n"));
+    assert_eq!(get(service.admin, "/readyz?verbose").body, "[+] store ok\n[+] drain ok\nready\n");
     service.signal("TERM");
-    let answer = until(&service, "/readyz", |answer| answer.status() == 503);
+    let answer = until(service.admin, "/readyz", |answer| answer.status() == 503);
     assert_eq!(answer.body, "[-] drain failed: draining\nnot ready\n");
-    assert_eq!(get(&service, "/livez").status(), 200);
+    assert_eq!(get(service.admin, "/livez").status(), 200);
     service.signal("TERM");
     assert_eq!(service.wait(), Some(0));
 }
@@ -101,17 +48,17 @@ fn readyz_says_why_a_replica_without_its_store_is_not_ready() {
     let url = server.url();
     let place = server.kill();
     let required = Tidegate::start(&format!("redis: {{urls: ['{url}'], timeout: 1s}}\n"));
-    let answer = until(&required, "/readyz", |answer| answer.body.contains("connection"));
+    let answer = until(required.admin, "/readyz", |answer| answer.body.contains("connection"));
     assert_eq!((answer.status(), answer.body.as_str()), (503, "[-] store failed: connection\nnot ready\n"));
 
     let optional = Tidegate::start(&format!("redis: {{urls: ['{url}']}}\nreadiness_requires_store: false\n"));
-    let answer = until(&optional, "/readyz?verbose", |answer| answer.body.contains("connection"));
+    let answer = until(optional.admin, "/readyz?verbose", |answer| answer.body.contains("connection"));
     assert_eq!((answer.status(), answer.body.as_str()), (200, "[!] store warning: connection\n[+] drain ok\nready\n"));
-    assert_eq!(get(&optional, "/readyz").body, "ready\n");
+    assert_eq!(get(optional.admin, "/readyz").body, "ready\n");
 
     let _server = Server::back(&place);
     for service in [&required, &optional] {
-        until(service, "/readyz?verbose=1", |answer| answer.body.contains("[+] store ok"));
+        until(service.admin, "/readyz?verbose=1", |answer| answer.body.contains("[+] store ok"));
     }
 }
 
@@ -149,7 +96,7 @@ rules:
         assert_eq!(text(&answer, "decision"), "exempt");
         *expected.entry(("exempt".into(), "free".into())).or_default() += 1;
     });
-    let metrics = get(&service, "/metrics");
+    let metrics = get(service.admin, "/metrics");
     assert!(metrics.head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{}", metrics.head);
     for tier in ["free", "gold"] {
         for decision in Decision::ALL {
@@ -184,7 +131,7 @@ rules: [{{name: strict, match: {{headers: [{{name: x-strict, present: true}}]}},
             client.check(check(headers)).await.unwrap();
         }
     });
-    let metrics = get(&service, "/metrics");
+    let metrics = get(service.admin, "/metrics");
     for (series, value) in [
         (r#"tidegate_store_errors_total{kind="connection"}"#, 3),
         (r#"tidegate_degraded_total{policy="allow"}"#, 2),
@@ -200,7 +147,7 @@ rules: [{{name: strict, match: {{headers: [{{name: x-strict, present: true}}]}},
 fn there_is_nothing_else_to_see_or_to_do() {
     let service = Tidegate::start("drain: 0s\n");
     for target in ["/", "/metrics/", "/metric", "/config", "//livez", "/livez%00", "*", "http://x/quit"] {
-        assert_eq!(get(&service, target).status(), 404, "{target}");
+        assert_eq!(get(service.admin, target).status(), 404, "{target}");
     }
     for method in ["POST", "DELETE", "OPTIONS", "BREW"] {
         let answer = ask(service.admin, method, "/metrics");
@@ -221,7 +168,7 @@ fn clients_that_dawdle_or_send_too_much_are_in_nobodys_way() {
             socket
         })
         .collect();
-    assert_eq!(get(&service, "/livez").status(), 200);
+    assert_eq!(get(service.admin, "/livez").status(), 200);
     // Those that are left when nobody needs the room are closed in time.
     for mut socket in dawdlers {
         // What is told of a head that does not come, then the end; a reset where it had to make room.
@@ -232,7 +179,7 @@ fn clients_that_dawdle_or_send_too_much_are_in_nobodys_way() {
     let mut told = Vec::new();
     let _ = huge.read_to_end(&mut told);
     assert!(!told.starts_with(b"HTTP/1.1 200"));
-    assert_eq!(get(&service, "/livez").status(), 200);
+    assert_eq!(get(service.admin, "/livez").status(), 200);
 }
 
 #[test]

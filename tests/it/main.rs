@@ -20,6 +20,7 @@ mod deny_cache;
 mod docs;
 mod fleet;
 mod keys;
+mod metrics;
 mod modules;
 mod outage;
 mod policy;

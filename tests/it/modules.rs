@@ -14,7 +14,7 @@ const MAY_USE: [(&str, &[&str]); 14] = [
     ("recent", &[]),
     ("store", &["bucket", "clock", "complaint", "recent"]),
     ("limiter", &["bucket", "clock", "complaint", "metrics", "policy", "recent", "store"]),
-    ("ext_authz", &["bucket", "policy", "limiter"]),
+    ("ext_authz", &["bucket", "policy", "limiter", "metrics"]),
     ("server", &["complaint", "ext_authz", "metrics"]),
     ("config", &["bucket", "policy", "store", "server"]),
     ("app", &["bucket", "clock", "policy", "metrics", "store", "limiter", "ext_authz", "server", "config"]),

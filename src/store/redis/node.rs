@@ -139,6 +139,16 @@ impl Node {
         self.breaker.is_open()
     }
 
+    /// Calls on their way.
+    pub(super) fn in_flight(&self) -> usize {
+        self.limits.max_in_flight.saturating_sub(self.places.available_permits())
+    }
+
+    /// Connections that stand.
+    pub(super) fn connections(&self) -> usize {
+        self.links.status().size
+    }
+
     /// Asks, unless the breaker is open. Ends by `deadline`.
     pub(super) async fn call(
         self: &Arc<Self>,

@@ -1,6 +1,7 @@
 //! What tests share: servers to run against, and short ways to say charges. tests/faults shares it too.
 #![allow(dead_code, reason = "two test binaries share this, and neither uses all of it")]
 
+pub mod admin;
 pub mod cluster;
 mod eventually;
 pub mod redis;
