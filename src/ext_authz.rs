@@ -2,11 +2,15 @@
 //!
 //! Takes CheckRequests, gives CheckResponses; decides nothing.
 
+mod explain;
 pub mod headers;
+pub mod json;
 pub mod proto;
 pub mod request;
 pub mod response;
 mod scan;
+
+pub use explain::explain;
 
 use crate::limiter::{Checked, Limiter};
 use crate::policy::identity::Sources;

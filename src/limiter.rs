@@ -9,14 +9,14 @@ mod fallback;
 mod metered;
 mod outage;
 
-use crate::bucket::{Source, Taken};
+use crate::bucket::{Charge, Level, Source, Taken};
 use crate::clock::{Clock, SteadyClock, Stopwatch};
 use crate::complaint::Complaint;
 use crate::metrics::{self, Metrics, TierSeries};
 use crate::policy::decision::{Decision, Unavailable, decide};
 use crate::policy::request::Request;
 use crate::policy::route::Oddity;
-use crate::policy::{Draft, Plan, Policy, Step};
+use crate::policy::{Draft, Plan, Policy, Step, TierFrom};
 use crate::store::{Store, StoreError};
 use arc_swap::ArcSwap;
 use dedupe::Dedupe;
@@ -68,6 +68,17 @@ pub struct Checked<'s> {
     pub source: metrics::Source,
     /// When the store was called, and how long it took to answer or to fail; `None` where nothing was sent to it.
     pub asked: Option<Asked>,
+}
+
+/// What would come of a check.
+#[derive(Debug)]
+pub struct Explained<'s> {
+    pub plan: Plan<'s>,
+    pub decision: Decision,
+    /// The plan's buckets as they are, where any are concerned; or why the store does not say.
+    pub found: Result<Option<Taken>, String>,
+    /// What said which tier the caller is of.
+    pub tier_from: TierFrom,
 }
 
 /// A call to the store.
@@ -215,6 +226,36 @@ impl Limiter {
         }
     }
 
+    /// What [`Limiter::check`] would say of a request now: the store is looked at and nothing is taken, counted or noted.
+    ///
+    /// The deny cache is not asked: what it knows is at most as good as what the store says.
+    pub fn explain<'s>(
+        &'s self,
+        snapshot: &'s Snapshot,
+        request: &Request<'_>,
+    ) -> impl Future<Output = Explained<'s>> + Send + use<'s> {
+        let why = snapshot.policy.why(request);
+        let draft = snapshot.policy.draft(request);
+        async move {
+            let (key, _) = self.look_up(&draft).await;
+            let tier_from = why.tier_from(draft.api_key(key.as_deref()));
+            let plan = snapshot.policy.plan(draft, key.as_deref());
+            let found = match plan.step() {
+                Step::Nothing | Step::NeverFits => Ok(None),
+                Step::Peek => self.store.peek(&plan.charges).await.map(|found| Some(Taken { admitted: true, ..found })),
+                Step::Take => self.store.peek(&plan.charges).await.map(Some),
+            };
+            let decision = match &found {
+                Ok(found) => decide(&plan, Ok(found.as_ref().map(|found| spent(&plan, found)).as_ref())),
+                Err(error) => {
+                    let local = self.fallback.would(&plan);
+                    decide(&plan, Err(Unavailable { error: error.kind(), local: local.as_ref() }))
+                }
+            };
+            Explained { plan, decision, found: found.map_err(|error| error.to_string()), tier_from }
+        }
+    }
+
     fn complain_of(&self, oddity: Oddity, plan: &Plan<'_>) {
         self.oddities.say(|more| {
             tracing::warn!(?oddity, rule = plan.rule, more, "cannot follow Envoy's context_extensions");
@@ -237,6 +278,18 @@ impl Limiter {
             }
         }
     }
+}
+
+/// What a take would leave of what a look found.
+fn spent(plan: &Plan<'_>, found: &Taken) -> Taken {
+    if !found.admitted || plan.step() == Step::Peek {
+        return found.clone();
+    }
+    let left = |(charge, level): (&Charge, &Level)| Level {
+        tokens: level.tokens(&charge.quota) - charge.cost,
+        elapsed: level.elapsed.min(0.0),
+    };
+    Taken { levels: plan.charges.iter().zip(&found.levels).map(left).collect(), ..found.clone() }
 }
 
 /// When a check is to be answered that had to wait for something before its take.

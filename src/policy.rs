@@ -53,7 +53,15 @@ pub struct Draft<'p> {
     user: Option<&'p User>,
 }
 
-impl Draft<'_> {
+impl<'p> Draft<'p> {
+    /// What counts of the API key, where `found` is what is known of it besides the policy.
+    pub fn api_key<'k>(&self, found: Option<&'k ApiKey>) -> Option<&'k ApiKey>
+    where
+        'p: 'k,
+    {
+        self.configured.or(found)
+    }
+
     /// The API key of which more may be known elsewhere than the policy says.
     pub fn unknown_key(&self) -> Option<Digest> {
         if self.configured.is_some() { None } else { self.caller.key }
@@ -109,6 +117,36 @@ impl Plan<'_> {
     }
 }
 
+/// What said which tier a caller is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TierFrom {
+    /// The rule that the request falls under.
+    Rule,
+    /// What the configuration says of the user.
+    User,
+    Metadata,
+    Header,
+    /// What the operator says of the API key.
+    ApiKey,
+    /// Nobody: the default tier.
+    Default,
+}
+
+/// What a request says of its tier, where its API key is still to be heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Why {
+    before_key: Option<TierFrom>,
+    after_key: TierFrom,
+}
+
+impl Why {
+    /// `found` is what is known of the API key.
+    pub fn tier_from(self, found: Option<&ApiKey>) -> TierFrom {
+        let key = found.and_then(|key| key.tier).map(|_| TierFrom::ApiKey);
+        self.before_key.or(key).unwrap_or(self.after_key)
+    }
+}
+
 /// What a plan asks of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -138,8 +176,8 @@ impl Policy {
 
     /// Says what that costs. `found` is what is known of [`Draft::unknown_key`].
     pub fn plan<'p>(&'p self, draft: Draft<'p>, found: Option<&ApiKey>) -> Plan<'p> {
-        let Draft { caller, route, claim, configured, user } = draft;
-        let api_key = configured.or(found);
+        let api_key = draft.api_key(found);
+        let Draft { caller, route, claim, user, .. } = draft;
         let (rule, suspended) = (route.rule, api_key.is_some_and(|key| key.suspended));
         let tier = self.tiers.chosen(claim, api_key);
         let limits = tier.limits.overlaid(api_key.map(|key| &key.limits)).overlaid(user.map(|user| &user.limits));
@@ -155,6 +193,23 @@ impl Policy {
             mode: if rule.is_some_and(|rule| rule.shadow) { Mode::Shadow } else { self.mode },
             on_store_error: self.on_store_error(rule, tier),
             oddity: route.oddity,
+        }
+    }
+
+    /// Where the caller's tier comes from, for people who ask.
+    pub fn why(&self, request: &Request<'_>) -> Why {
+        let route = Route::find(&self.rules, request);
+        let user = || {
+            let caller = if route.exempt() { Caller::default() } else { self.sources.caller(request) };
+            let user = caller.user.as_deref().and_then(|id| self.users.find(id))?;
+            user.tier
+        };
+        if route.rule.is_some_and(|rule| rule.tier.is_some()) {
+            Why { before_key: Some(TierFrom::Rule), after_key: TierFrom::Default }
+        } else if user().is_some() {
+            Why { before_key: Some(TierFrom::User), after_key: TierFrom::Default }
+        } else {
+            self.tiers.why(&self.sources.tier, request)
         }
     }
 

@@ -232,7 +232,7 @@ fn field(name: &'static str, kind: Kind) -> FieldEntry {
 }
 
 /// What was decided, whether or not it is carried out.
-fn decision_name(decision: &Decision) -> &'static str {
+pub(super) fn decision_name(decision: &Decision) -> &'static str {
     match decision.outcome {
         Outcome::Exempt => "exempt",
         Outcome::Suspended => "suspended",

@@ -81,6 +81,16 @@ impl Fallback {
         Some(Local { charges, taken })
     }
 
+    /// What buckets of this process would answer if the store failed now. Takes nothing and notes nothing.
+    pub(super) fn would(&self, plan: &Plan<'_>) -> Option<Local> {
+        let FailurePolicy::Local { replicas } = plan.on_store_error else { return None };
+        let charges = plan.share(replicas)?;
+        let buckets = self.state.lock().buckets.clone();
+        let buckets = buckets.unwrap_or_else(|| Arc::new(MemoryStore::new(self.clock.clone(), 1)));
+        let taken = buckets.peek_now(&charges);
+        Some(Local { charges, taken })
+    }
+
     fn take(&self, charges: &[Charge], step: Step) -> Taken {
         let buckets = self.buckets();
         match step {

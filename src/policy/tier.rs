@@ -5,6 +5,7 @@ use super::decision::FailurePolicy;
 use super::identity::MetadataPath;
 use super::limits::Limits;
 use super::request::Request;
+use super::{TierFrom, Why};
 
 /// A tier's place in [`Tiers`].
 pub type TierIndex = usize;
@@ -99,6 +100,23 @@ impl Tiers {
             }
         }
         if after_key { Claim::KeyFirst { otherwise: DEFAULT } } else { Claim::Settled(DEFAULT) }
+    }
+
+    /// As [`Tiers::claimed`], but who said it.
+    pub(super) fn why(&self, sources: &[TierSource], request: &Request<'_>) -> Why {
+        let at_key = sources.iter().position(|source| *source == TierSource::ApiKey);
+        let names = |source: &TierSource| match source {
+            TierSource::Metadata(path) => {
+                path.read(request).and_then(|name| self.index(&name)).map(|_| TierFrom::Metadata)
+            }
+            TierSource::Header(name) => request.header(name).and_then(|name| self.index(&name)).map(|_| TierFrom::Header),
+            TierSource::ApiKey => None,
+        };
+        let first = |sources: &[TierSource]| sources.iter().find_map(names);
+        match at_key {
+            Some(at) => Why { before_key: first(&sources[..at]), after_key: first(&sources[at..]).unwrap_or(TierFrom::Default) },
+            None => Why { before_key: Some(first(sources).unwrap_or(TierFrom::Default)), after_key: TierFrom::Default },
+        }
     }
 
     /// The caller's tier, now that it is known what the operator says of the API key.
