@@ -3,11 +3,11 @@
 //! The process's environment is read once, here, and passed on as a value. Of secrets, only the source is ever shown.
 
 use super::fault::{Report, nearest, quoted};
+use super::files::FilesRead;
 use super::raw::Secret;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
 
 /// Starts the name of every variable.
@@ -22,11 +22,13 @@ const SENTINEL_PASSWORD: &str = "TIDEGATE_REDIS_SENTINEL_PASSWORD";
 const SENTINEL_PASSWORD_FILE: &str = "TIDEGATE_REDIS_SENTINEL_PASSWORD_FILE";
 const KEY_PEPPER: &str = "TIDEGATE_KEY_PEPPER";
 const KEY_PEPPER_FILE: &str = "TIDEGATE_KEY_PEPPER_FILE";
+const KEY_PEPPER_PREVIOUS: &str = "TIDEGATE_KEY_PEPPER_PREVIOUS";
+const KEY_PEPPER_PREVIOUS_FILE: &str = "TIDEGATE_KEY_PEPPER_PREVIOUS_FILE";
 const LOG: &str = "TIDEGATE_LOG";
 const LOG_FORMAT: &str = "TIDEGATE_LOG_FORMAT";
 
 /// Every variable that is read.
-pub const VARIABLES: [&str; 12] = [
+pub const VARIABLES: [&str; 14] = [
     CONFIG,
     LISTEN,
     ADMIN_LISTEN,
@@ -37,6 +39,8 @@ pub const VARIABLES: [&str; 12] = [
     SENTINEL_PASSWORD_FILE,
     KEY_PEPPER,
     KEY_PEPPER_FILE,
+    KEY_PEPPER_PREVIOUS,
+    KEY_PEPPER_PREVIOUS_FILE,
     LOG,
     LOG_FORMAT,
 ];
@@ -82,7 +86,7 @@ impl Environment {
             report.fault(file, format!("is set together with {name}; keep one"));
             return None;
         }
-        match secret_in(Path::new(path)) {
+        match secret_in(Path::new(path), &mut report.files) {
             Ok(text) => Some(Given::new(file, &text)),
             Err(why) => {
                 report.fault(file, format!("cannot read {}: {why}", quoted(&path.to_string_lossy())));
@@ -117,22 +121,14 @@ impl fmt::Debug for Environment {
 }
 
 /// One line end at the end is not part of the secret: editors and `echo` write it.
-fn secret_in(path: &Path) -> Result<String, String> {
-    let bytes = read_at_most(path, MAX_SECRET).map_err(|error| error.to_string())?;
+fn secret_in(path: &Path, files: &mut FilesRead) -> Result<String, String> {
+    let bytes = files.read(path, MAX_SECRET).map_err(|error| error.to_string())?;
     if bytes.len() > MAX_SECRET {
         return Err(format!("is longer than {MAX_SECRET} bytes"));
     }
     let text = String::from_utf8(bytes).map_err(|_| "holds bytes that are not UTF-8".to_owned())?;
     let text = text.strip_suffix('\n').map_or(text.as_str(), |line| line.strip_suffix('\r').unwrap_or(line));
     if text.is_empty() { Err("is empty".into()) } else { Ok(text.into()) }
-}
-
-/// Reads a file, but no more than one byte above `limit`: a device never ends.
-pub(super) fn read_at_most(path: &Path, limit: usize) -> io::Result<Vec<u8>> {
-    use io::Read as _;
-    let mut bytes = Vec::new();
-    std::fs::File::open(path)?.take(limit as u64 + 1).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// What the command line says.
@@ -181,6 +177,7 @@ pub(super) struct Overrides {
     pub(super) redis_password: Option<Given>,
     pub(super) sentinel_password: Option<Given>,
     pub(super) key_pepper: Option<Given>,
+    pub(super) key_pepper_previous: Option<Given>,
     pub(super) log_filter: Option<Given>,
     pub(super) log_format: Option<Given>,
     pub(super) files: Files,
@@ -207,6 +204,7 @@ impl Overrides {
             redis_password: env.secret(REDIS_PASSWORD, REDIS_PASSWORD_FILE, report),
             sentinel_password: env.secret(SENTINEL_PASSWORD, SENTINEL_PASSWORD_FILE, report),
             key_pepper: env.secret(KEY_PEPPER, KEY_PEPPER_FILE, report),
+            key_pepper_previous: env.secret(KEY_PEPPER_PREVIOUS, KEY_PEPPER_PREVIOUS_FILE, report),
             log_filter: env.text(LOG, report),
             log_format: env.text(LOG_FORMAT, report),
             files: Files::Read,

@@ -266,6 +266,10 @@ pub(super) struct Identity {
     /// Mixed into the digests of API keys, so that a stolen dump of Redis cannot be searched for guessed keys.
     /// Better given in TIDEGATE_KEY_PEPPER or TIDEGATE_KEY_PEPPER_FILE. Changing it changes all digests.
     pub(super) key_pepper: Option<Secret>,
+    /// The pepper before this one, while it is replaced: an API key that is not known under its digest of now is looked up
+    /// under that of then, in `api_keys` and in Redis. Better given in TIDEGATE_KEY_PEPPER_PREVIOUS or
+    /// TIDEGATE_KEY_PEPPER_PREVIOUS_FILE.
+    pub(super) key_pepper_previous: Option<Secret>,
 }
 
 /// A scalar in Envoy's dynamic metadata.
