@@ -2,9 +2,10 @@
 
 mod readiness;
 mod reload;
+mod watch;
 
 use crate::clock::{SteadyClock, SystemClock};
-use crate::config::{ClockSource, Config, LogFormat, Settings, Source};
+use crate::config::{ClockSource, Config, FilesRead, LogFormat, Settings, Source};
 use crate::ext_authz::Service;
 use crate::limiter::Limiter;
 use crate::limiter::keys::{KeyMemory, KeyMemorySettings};
@@ -18,7 +19,7 @@ use crate::store::deny_cache::DenyCache;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{self, RedisSettings, RedisStore};
 use readiness::{Follower, Meaning};
-use reload::Reloader;
+use reload::{Cause, Parts, Reloader};
 use std::io::{self, IsTerminal as _};
 use std::sync::Arc;
 use thiserror::Error;
@@ -41,14 +42,15 @@ pub enum AppError {
     Log(#[from] ParseError),
 }
 
-/// Serves until SIGTERM or SIGINT, then drains. `source` is where `config` came from, and is read again on a reload.
+/// Serves until SIGTERM or SIGINT, then drains. `source` is where `config` came from, and is read again on a reload;
+/// `files` are those that it was read from.
 ///
 /// # Errors
 /// When it cannot start, or the server breaks down.
-pub fn serve(config: Config, source: Source) -> Result<(), AppError> {
+pub fn serve(config: Config, source: Source, files: FilesRead) -> Result<(), AppError> {
     // One thread: measured faster than several for a check path that waits on one connection, and without their tail.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(AppError::Runtime)?;
-    let served = runtime.block_on(run(config, source));
+    let served = runtime.block_on(run(config, source, files));
     // What is still in flight after `shutdown` is dropped with the runtime.
     runtime.shutdown_background();
     served
@@ -77,11 +79,12 @@ pub fn redis_store(settings: &Settings, key_prefix: &str) -> Option<Arc<RedisSto
     })))
 }
 
-/// The limiter over `store`; with Redis it asks there of API keys, if the settings and the policy let it.
+/// The limiter over `store`; with Redis it asks there of API keys, if the settings let it. Whether requests have any is
+/// the policy's to say, and another may say otherwise.
 fn limiter(policy: Policy, store: Arc<dyn Store>, redis: Option<Arc<RedisStore>>, settings: &Settings) -> Limiter {
     let steady = Arc::new(SteadyClock::default());
     let (size, max_age) = (settings.key_metadata.size, settings.key_metadata.max_age);
-    let keys = redis.zip(settings.redis.as_ref()).filter(|_| size > 0 && !policy.sources.key.is_empty());
+    let keys = redis.zip(settings.redis.as_ref()).filter(|_| size > 0);
     let keys = keys.map(|(redis, servers)| {
         let settings = KeyMemorySettings { size, max_age, timeout: servers.limits.timeout };
         KeyMemory::new(redis, &policy.key_prefix, &policy.tiers, settings)
@@ -100,7 +103,7 @@ fn deny_cache(store: Arc<RedisStore>, settings: &Settings) -> Option<Arc<DenyCac
     Some(Arc::new(DenyCache::new(store, Arc::new(SteadyClock::default()), cache.size, cache.max_age)))
 }
 
-async fn run(config: Config, source: Source) -> Result<(), AppError> {
+async fn run(config: Config, source: Source, files: FilesRead) -> Result<(), AppError> {
     let Config { policy, settings, warnings, hash } = config;
     let _log = log_to_stderr(&settings)?;
     tracing::info!(config = %source, hash, "starting");
@@ -115,7 +118,7 @@ async fn run(config: Config, source: Source) -> Result<(), AppError> {
         (None, None) => memory_store(&settings),
     };
     let limiter = Arc::new(limiter(policy, store.clone(), redis.clone(), &settings));
-    if let Some(redis) = redis {
+    if let Some(redis) = redis.clone() {
         let state = move || if redis.open_breakers() > 0 { Breaker::Open } else { Breaker::Closed };
         limiter.metrics().watch_breaker(state);
     }
@@ -133,10 +136,11 @@ async fn run(config: Config, source: Source) -> Result<(), AppError> {
         tokio::spawn(admin.serve(Pages { health: health.clone(), metrics: limiter.metrics().clone() }));
     }
 
-    let on_store_error = limiter.snapshot().policy().on_store_error;
-    let reloader = Arc::new(Reloader::new(source, limiter.clone(), deny_cache, hash));
-    tokio::spawn(reload_on_hangup(reloader).map_err(AppError::Signals)?);
-    let follower = Follower { store, health: health.clone(), meaning, on_store_error };
+    let parts = Parts { limiter: limiter.clone(), deny_cache, redis, health: health.clone() };
+    let reloader = Arc::new(Reloader::new(source, parts, hash, settings.clone(), files));
+    tokio::spawn(reload_on_hangup(reloader.clone()).map_err(AppError::Signals)?);
+    tokio::spawn(watch::follow(reloader));
+    let follower = Follower { store, health: health.clone(), meaning, limiter: limiter.clone() };
     let readiness = tokio::spawn(readiness::follow(follower));
     let (stop, stopped) = oneshot::channel::<()>();
     let lifetime = Lifetime { max_age: settings.max_connection_age, grace: settings.shutdown };
@@ -210,7 +214,7 @@ fn reload_on_hangup(reloader: Arc<Reloader>) -> io::Result<impl Future<Output = 
     Ok(async move {
         while hangup.recv().await.is_some() {
             // What came of it is logged.
-            let _ = reloader.reload("SIGHUP").await;
+            let _ = reloader.reload(Cause::Signal).await;
         }
     })
 }

@@ -212,10 +212,11 @@ fn command(command: Command) -> Result<(), Failure> {
 
 fn run_service(serve: Serve) -> Result<(), Failure> {
     let source = config::Source { flags: serve.source.flags(serve.listen), environment: Environment::of_process() };
-    let config = source.load().inspect_err(|_| {
+    let (config, files) = source.read();
+    let config = config.inspect_err(|_| {
         note(&format!("tidegate: cannot serve with this configuration (file: {source}), flags and environment:"));
     })?;
-    app::serve(config, source).map_err(|error| Failure::Other(error.to_string()))
+    app::serve(config, source, files).map_err(|error| Failure::Other(error.to_string()))
 }
 
 /// Writes to standard output. A reader that went away, as `head` does, is no failure.

@@ -4,6 +4,10 @@
 //! labels are known stand at 0 from the start, and counting in them is an index and an atomic addition. Knows nothing
 //! of what is counted.
 
+mod reloads;
+
+pub use reloads::Reloads;
+
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, text};
@@ -87,6 +91,8 @@ pub struct Metrics {
     denials: Counters<3>,
     store_errors: Counters<1>,
     degraded: [Counter; Policy::ALL.len()],
+    /// Reloads of the configuration.
+    pub reloads: Reloads,
 }
 
 /// The series of one tier.
@@ -125,8 +131,9 @@ impl Metrics {
         registry.register("degraded", "Checks decided without the store, by what was done", degraded.clone());
         registry.register("build", "What runs", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
 
+        let reloads = Reloads::register(&mut registry);
         let degraded = Policy::ALL.map(|policy| degraded.get_or_create_owned(&[("policy", policy.word().into())]));
-        Self { registry: Mutex::new(registry), checks, denials, store_errors, degraded }
+        Self { registry: Mutex::new(registry), checks, denials, store_errors, degraded, reloads }
     }
 
     /// The series of these tiers: new ones at 0, those that were there before where they stand.

@@ -59,9 +59,8 @@ impl Changes {
     }
 
     fn deny_cache(&mut self, old: Option<DenyCache>, new: Option<DenyCache>) {
-        let parts = |cache: Option<DenyCache>| {
-            cache.map_or((0, None), |DenyCache { size, max_age }| (size, Some(max_age)))
-        };
+        let parts =
+            |cache: Option<DenyCache>| cache.map_or((0, None), |DenyCache { size, max_age }| (size, Some(max_age)));
         let ((old_size, old_age), (size, age)) = (parts(old), parts(new));
         self.add("deny_cache.size", old_size != size);
         self.add("deny_cache.max_age", old_age.zip(age).is_some_and(|(old, new)| old != new));

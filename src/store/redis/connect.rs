@@ -5,12 +5,12 @@
 
 use super::RedisUrl;
 use super::url::Address;
+use arc_swap::ArcSwap;
 use deadpool::managed::{Manager, Metrics, Pool, RecycleError, RecycleResult};
 use deadpool_redis::redis::aio::{ConnectionLike as _, MultiplexedConnection, PubSub};
 use deadpool_redis::redis::{
     self, AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value,
 };
-use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
