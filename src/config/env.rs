@@ -78,6 +78,17 @@ impl Environment {
 
     /// A secret, as it is or from a file.
     fn secret(&self, name: &'static str, file: &'static str, report: &mut Report) -> Option<Given> {
+        let given = self.secret_or_nothing(name, file, report)?;
+        if given.text().is_empty() {
+            let path = self.variables.get(file).map(|path| path.to_string_lossy()).unwrap_or_default();
+            report.fault(file, format!("cannot read {}: is empty", quoted(&path)));
+            return None;
+        }
+        Some(given)
+    }
+
+    /// The same; the file may be empty.
+    fn secret_or_nothing(&self, name: &'static str, file: &'static str, report: &mut Report) -> Option<Given> {
         let direct = self.text(name, report);
         let Some(path) = self.variables.get(file) else {
             return direct;
@@ -128,7 +139,7 @@ fn secret_in(path: &Path, files: &mut FilesRead) -> Result<String, String> {
     }
     let text = String::from_utf8(bytes).map_err(|_| "holds bytes that are not UTF-8".to_owned())?;
     let text = text.strip_suffix('\n').map_or(text.as_str(), |line| line.strip_suffix('\r').unwrap_or(line));
-    if text.is_empty() { Err("is empty".into()) } else { Ok(text.into()) }
+    Ok(text.into())
 }
 
 /// What the command line says.
@@ -204,7 +215,10 @@ impl Overrides {
             redis_password: env.secret(REDIS_PASSWORD, REDIS_PASSWORD_FILE, report),
             sentinel_password: env.secret(SENTINEL_PASSWORD, SENTINEL_PASSWORD_FILE, report),
             key_pepper: env.secret(KEY_PEPPER, KEY_PEPPER_FILE, report),
-            key_pepper_previous: env.secret(KEY_PEPPER_PREVIOUS, KEY_PEPPER_PREVIOUS_FILE, report),
+            // Empty between rotations, so that the next one takes no restart.
+            key_pepper_previous: env
+                .secret_or_nothing(KEY_PEPPER_PREVIOUS, KEY_PEPPER_PREVIOUS_FILE, report)
+                .filter(|given| !given.text().is_empty()),
             log_filter: env.text(LOG, report),
             log_format: env.text(LOG_FORMAT, report),
             files: Files::Read,

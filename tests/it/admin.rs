@@ -106,7 +106,10 @@ fn readyz_says_why_a_replica_without_its_store_is_not_ready() {
 
     let optional = Tidegate::start(&format!("redis: {{urls: ['{url}']}}\nreadiness_requires_store: false\n"));
     let answer = until(&optional, "/readyz?verbose", |answer| answer.body.contains("connection"));
-    assert_eq!((answer.status(), answer.body.as_str()), (200, "[!] store warning: connection\n[+] config ok\n[+] drain ok\nready\n"));
+    assert_eq!(
+        (answer.status(), answer.body.as_str()),
+        (200, "[!] store warning: connection\n[+] config ok\n[+] drain ok\nready\n")
+    );
     assert_eq!(get(&optional, "/readyz").body, "ready\n");
 
     let _server = Server::back(&place);
