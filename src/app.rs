@@ -1,5 +1,6 @@
 //! The composition root: puts the parts together, runs them, and takes them down in order.
 
+mod errands;
 mod readiness;
 mod reload;
 mod watch;
@@ -18,6 +19,7 @@ use crate::store::Store;
 use crate::store::deny_cache::DenyCache;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{self, RedisSettings, RedisStore};
+use errands::Errands;
 use readiness::{Follower, Meaning};
 use reload::{Cause, Parts, Reloader};
 use std::io::{self, IsTerminal as _};
@@ -34,6 +36,8 @@ use tracing_subscriber::filter::ParseError;
 pub enum AppError {
     #[error("cannot start the runtime: {0}")]
     Runtime(#[source] io::Error),
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
     #[error("cannot handle signals: {0}")]
     Signals(#[source] io::Error),
     #[error(transparent)]
@@ -136,10 +140,11 @@ async fn run(config: Config, source: Source, files: FilesRead) -> Result<(), App
         tokio::spawn(admin.serve(Pages { health: health.clone(), metrics: limiter.metrics().clone() }));
     }
 
-    let parts = Parts { limiter: limiter.clone(), deny_cache, redis, health: health.clone() };
+    let errands = Arc::new(Errands::new().map_err(AppError::Thread)?);
+    let parts = Parts { limiter: limiter.clone(), deny_cache, redis, health: health.clone(), errands: errands.clone() };
     let reloader = Arc::new(Reloader::new(source, parts, hash, settings.clone(), files));
     tokio::spawn(reload_on_hangup(reloader.clone()).map_err(AppError::Signals)?);
-    tokio::spawn(watch::follow(reloader));
+    tokio::spawn(watch::follow(reloader, errands));
     let follower = Follower { store, health: health.clone(), meaning, limiter: limiter.clone() };
     let readiness = tokio::spawn(readiness::follow(follower));
     let (stop, stopped) = oneshot::channel::<()>();

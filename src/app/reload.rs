@@ -3,6 +3,7 @@
 //! What is refused, be it for its faults or since it takes a restart, is told in full, counted and shown, and what was in
 //! force stays, all of it. Knows nothing of what asks for a reload.
 
+use super::errands::Errands;
 use crate::config::{Config, Faults, FilesRead, Settings, Source, changes};
 use crate::limiter::Limiter;
 use crate::server::health::{Check, Health, Verdict};
@@ -82,6 +83,8 @@ pub(super) struct Parts {
     pub(super) deny_cache: Option<Arc<DenyCache>>,
     pub(super) redis: Option<Arc<RedisStore>>,
     pub(super) health: Health,
+    /// Where files are read.
+    pub(super) errands: Arc<Errands>,
 }
 
 /// Follows a change of `log.filter`.
@@ -153,7 +156,7 @@ impl Reloader {
     pub(super) async fn reload_if_changed(&self) -> bool {
         let mut standing = self.turn.lock().await;
         let files = standing.files.clone();
-        let changed = !blocking(move || files.are_unchanged()).await;
+        let changed = !self.parts.errands.run(move || files.are_unchanged()).await;
         if changed {
             // What came of it is logged.
             let _ = self.read_anew(&mut standing, Cause::File).await;
@@ -163,7 +166,7 @@ impl Reloader {
 
     async fn read_anew(&self, standing: &mut Standing, cause: Cause) -> Result<Arc<Loaded>, Refused> {
         let source = self.source.clone();
-        let (read, files) = blocking(move || source.read()).await;
+        let (read, files) = self.parts.errands.run(move || source.read()).await;
         standing.files = files;
         let refused = match read {
             Ok(config) => match self.takes_restart(&standing.settings, &config) {
@@ -220,10 +223,4 @@ impl Reloader {
         self.parts.health.set(Check::Config, Verdict::Warns("reload refused")).await;
         Err(why)
     }
-}
-
-/// Does what may take long, such as reading and proving a large file, where no check waits for it.
-pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
 }

@@ -6,7 +6,8 @@
 
 mod directories;
 
-use super::reload::{Reloader, blocking};
+use super::errands::Errands;
+use super::reload::Reloader;
 use directories::{Directories, directories_of};
 use notify::event::{AccessKind, AccessMode};
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
@@ -27,14 +28,14 @@ const NOW_AND_THEN: Duration = Duration::from_secs(10);
 const UNWATCHED: Duration = Duration::from_secs(2);
 
 /// Reloads when files change, for ever; ends at once where there are none.
-pub(super) async fn follow(reloader: Arc<Reloader>) {
+pub(super) async fn follow(reloader: Arc<Reloader>, errands: Arc<Errands>) {
     let signs = Arc::new(Signs::default());
     let mut watch = Watch::default();
     while let files = reloader.files().await
         && files.paths().next().is_some()
     {
         let told = signs.clone();
-        watch = blocking(move || watch.over(directories_of(&files), told)).await;
+        watch = errands.run(move || watch.over(directories_of(&files), told)).await;
         // The watch stands before the look, so nothing is missed between.
         if reloader.reload_if_changed().await {
             // It may have named other files.

@@ -1,6 +1,7 @@
 //! Secrets that change while the service runs: the pepper, with the one before it, and Redis's password.
 
 use super::*;
+use crate::support::redis::clients_of_ours as connections;
 use tidegate::policy::api_key::Digester;
 
 fn digest(pepper: &str, key: &str) -> String {
@@ -53,13 +54,6 @@ fn while_a_pepper_is_replaced_keys_are_known_under_the_previous_one_and_charged_
     assert_eq!((known().map(|tier| tier == "free"), suspended()), ([true, true], false));
     assert_eq!(tier("sk-later"), "gold");
     assert!(!service.log().contains("\"old") && !service.log().contains("\"new"), "{}", service.log());
-}
-
-/// The ids of tidegate's connections.
-fn connections(admin: &mut ::redis::Connection) -> Vec<String> {
-    let list: String = ::redis::cmd("CLIENT").arg("LIST").query(admin).unwrap();
-    let ours = list.lines().filter(|line| line.contains(" name=tidegate "));
-    ours.map(|line| line.split(' ').next().unwrap().trim_start_matches("id=").to_owned()).collect()
 }
 
 #[test]
