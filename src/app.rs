@@ -1,32 +1,37 @@
 //! The composition root: puts the parts together, runs them, and takes them down in order.
 
+mod errands;
+mod log;
+mod operations;
 mod readiness;
 mod reload;
+mod watch;
 mod watched;
 
 use crate::clock::{SteadyClock, SystemClock};
-use crate::config::{ClockSource, Config, LogFormat, Settings, Source};
+use crate::config::{ClockSource, Config, FilesRead, Settings, Source, Token};
 use crate::ext_authz::Service;
 use crate::limiter::Limiter;
 use crate::limiter::keys::{KeyMemory, KeyMemorySettings};
 use crate::metrics::catalogue;
 use crate::policy::Policy;
-use crate::server::admin::{Admin, Pages};
+use crate::server::admin::{Access, Admin, Pages};
 use crate::server::health::{Check, Health, Verdict};
 use crate::server::{Endpoint, Lifetime, ServerError};
 use crate::store::Store;
 use crate::store::deny_cache::DenyCache;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{self, RedisSettings, RedisStore};
+use errands::Errands;
+use log::Log;
+use operations::Desk;
 use readiness::{Follower, Meaning};
-use reload::Reloader;
-use std::io::{self, IsTerminal as _};
+use reload::{Cause, Loaded, Parts, Reloader};
+use std::io;
 use std::sync::Arc;
 use thiserror::Error;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
-use tracing_appender::non_blocking::{ErrorCounter, WorkerGuard};
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 
 /// Why the service does not run.
@@ -34,6 +39,8 @@ use tracing_subscriber::filter::ParseError;
 pub enum AppError {
     #[error("cannot start the runtime: {0}")]
     Runtime(#[source] io::Error),
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
     #[error("cannot handle signals: {0}")]
     Signals(#[source] io::Error),
     #[error(transparent)]
@@ -42,14 +49,15 @@ pub enum AppError {
     Log(#[from] ParseError),
 }
 
-/// Serves until SIGTERM or SIGINT, then drains. `source` is where `config` came from, and is read again on a reload.
+/// Serves until SIGTERM or SIGINT, then drains. `source` is where `config` came from, and is read again on a reload;
+/// `files` are those that it was read from.
 ///
 /// # Errors
 /// When it cannot start, or the server breaks down.
-pub fn serve(config: Config, source: Source) -> Result<(), AppError> {
+pub fn serve(config: Config, source: Source, files: FilesRead) -> Result<(), AppError> {
     // One thread: measured faster than several for a check path that waits on one connection, and without their tail.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(AppError::Runtime)?;
-    let served = runtime.block_on(run(config, source));
+    let served = runtime.block_on(run(config, source, files));
     // What is still in flight after `shutdown` is dropped with the runtime.
     runtime.shutdown_background();
     served
@@ -78,11 +86,12 @@ pub fn redis_store(settings: &Settings, key_prefix: &str) -> Option<Arc<RedisSto
     })))
 }
 
-/// The limiter over `store`; with Redis it asks there of API keys, if the settings and the policy let it.
+/// The limiter over `store`; with Redis it asks there of API keys, if the settings let it. Whether requests have any is
+/// the policy's to say, and another may say otherwise.
 fn limiter(policy: Policy, store: Arc<dyn Store>, redis: Option<Arc<RedisStore>>, settings: &Settings) -> Limiter {
     let steady = Arc::new(SteadyClock::default());
     let (size, max_age) = (settings.key_metadata.size, settings.key_metadata.max_age);
-    let keys = redis.zip(settings.redis.as_ref()).filter(|_| size > 0 && !policy.sources.key.is_empty());
+    let keys = redis.zip(settings.redis.as_ref()).filter(|_| size > 0);
     let keys = keys.map(|(redis, servers)| {
         let settings = KeyMemorySettings { size, max_age, timeout: servers.limits.timeout };
         KeyMemory::new(redis, &policy.key_prefix, &policy.tiers, settings)
@@ -95,50 +104,85 @@ fn limiter(policy: Policy, store: Arc<dyn Store>, redis: Option<Arc<RedisStore>>
     }
 }
 
+/// A limiter as the service would have, but for what a running one remembers.
+///
+/// # Panics
+/// Outside a tokio runtime.
+pub fn limiter_of(config: Config) -> Limiter {
+    let Config { policy, settings, .. } = config;
+    let redis = redis_store(&settings, &policy.key_prefix);
+    let store: Arc<dyn Store> = match &redis {
+        Some(redis) => redis.clone(),
+        None => memory_store(&settings),
+    };
+    limiter(policy, store, redis, &settings)
+}
+
 /// What remembers the denials of `store`, if the settings say so.
 fn deny_cache(store: Arc<RedisStore>, settings: &Settings) -> Option<Arc<DenyCache>> {
     let cache = settings.deny_cache?;
     Some(Arc::new(DenyCache::new(store, Arc::new(SteadyClock::default()), cache.size, cache.max_age)))
 }
 
-async fn run(config: Config, source: Source) -> Result<(), AppError> {
-    let Config { policy, settings, warnings, hash } = config;
-    let log = log_to_stderr(&settings)?;
+async fn run(config: Config, source: Source, files: FilesRead) -> Result<(), AppError> {
+    let Config { policy, settings, warnings, hash, shown } = config;
+    let (log, _guard) = Log::start(&settings)?;
     tracing::info!(config = %source, hash, "starting");
     for warning in warnings {
         tracing::warn!("config: {warning}");
     }
     let redis = redis_store(&settings, &policy.key_prefix);
     let deny_cache = redis.clone().and_then(|redis| deny_cache(redis, &settings));
-    let memory = redis.is_none().then(|| memory_store(&settings));
-    let store: Arc<dyn Store> = match (&redis, &deny_cache, &memory) {
-        (_, Some(cache), _) => cache.clone(),
-        (Some(redis), None, _) => redis.clone(),
-        (None, None, Some(memory)) => memory.clone(),
-        (None, None, None) => memory_store(&settings),
+    let mut memory = None;
+    let store: Arc<dyn Store> = match (&redis, &deny_cache) {
+        (_, Some(cache)) => cache.clone(),
+        (Some(redis), None) => redis.clone(),
+        (None, None) => memory.insert(memory_store(&settings)).clone(),
     };
     let limiter = Arc::new(limiter(policy, store.clone(), redis.clone(), &settings));
     let meaning = if settings.readiness_requires_store { Meaning::Required } else { Meaning::Optional };
     let health = Health::new(meaning.unasked()).await;
     watched::watch(&limiter, &health, redis.as_ref(), deny_cache.as_ref(), memory.as_ref());
-    let dropped = log.dropped;
-    limiter.metrics().watch(catalogue::LOG_LINES_DROPPED, move || dropped.dropped_lines() as f64);
+    let lines = log.clone();
+    limiter.metrics().watch(catalogue::LOG_LINES_DROPPED, move || lines.dropped() as f64);
     let mut signals = Signals::new().map_err(AppError::Signals)?;
     let admin = match settings.admin {
         Some(address) => Some(Admin::bind(address).await?),
         None => None,
     };
     let endpoint = Endpoint::bind(&settings.listen).await?;
+    let access = Arc::new(access(admin.as_ref(), &settings));
     announce(&endpoint, admin.as_ref(), &settings, &limiter);
+    let errands = Arc::new(Errands::new().map_err(AppError::Thread)?);
+    let parts = Parts {
+        limiter: limiter.clone(),
+        deny_cache,
+        redis,
+        health: health.clone(),
+        errands: errands.clone(),
+        access: access.clone(),
+    };
+    let loaded = Loaded::at_start(hash, shown);
+    let filter = log.clone();
+    let reloader = Reloader::new(source, parts, loaded, settings.clone(), files).filtering_log(move |text| {
+        // It was proven with the rest of the configuration.
+        let _ = filter.set_filter(text);
+    });
+    let reloader = Arc::new(reloader);
     if let Some(admin) = admin {
+        let operations = Desk { limiter: limiter.clone(), store: store.clone(), reloader: reloader.clone(), log };
+        let pages = Pages {
+            health: health.clone(),
+            metrics: limiter.metrics().clone(),
+            access: access.clone(),
+            operations: Arc::new(operations),
+        };
         // To the very end: who looks on wants to see the drain too.
-        tokio::spawn(admin.serve(Pages { health: health.clone(), metrics: limiter.metrics().clone() }));
+        tokio::spawn(admin.serve(pages));
     }
-
-    let on_store_error = limiter.snapshot().policy().on_store_error;
-    let reloader = Arc::new(Reloader::new(source, limiter.clone(), deny_cache, hash));
-    tokio::spawn(reload_on_hangup(reloader).map_err(AppError::Signals)?);
-    let follower = Follower { store: store.clone(), health: health.clone(), meaning, on_store_error };
+    tokio::spawn(reload_on_hangup(reloader.clone()).map_err(AppError::Signals)?);
+    tokio::spawn(watch::follow(reloader, errands));
+    let follower = Follower { store, health: health.clone(), meaning, limiter: limiter.clone() };
     let readiness = tokio::spawn(readiness::follow(follower));
     let (stop, stopped) = oneshot::channel::<()>();
     let lifetime = Lifetime { max_age: settings.max_connection_age, grace: settings.shutdown };
@@ -175,26 +219,16 @@ fn stop_at_once(signal: &str) -> Result<(), AppError> {
     Ok(())
 }
 
-/// Starts logging. What is returned writes out the last lines when it is dropped.
-///
-/// A thread of its own writes, and drops lines when the reader does not keep up: a full pipe must not stop checks. And
-/// a reader that is gone is nobody's to tell: the subscriber would print that, to the same place, and panic.
-fn log_to_stderr(settings: &Settings) -> Result<LogGuard, AppError> {
-    let filter = EnvFilter::try_new(&settings.log.filter)?;
-    let (writer, guard) = tracing_appender::non_blocking(io::stderr());
-    let dropped = writer.error_counter();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).log_internal_errors(false);
-    match settings.log.format {
-        LogFormat::Text => log.with_ansi(io::stderr().is_terminal()).init(),
-        LogFormat::Json => log.json().init(),
+/// Who may ask what of the admin endpoint.
+fn access(admin: Option<&Admin>, settings: &Settings) -> Access {
+    let nowhere = ([0, 0, 0, 0], 0).into();
+    let address = admin.and_then(|admin| admin.address().ok()).unwrap_or(nowhere);
+    let access = Access::new(address, settings.admin_token.as_ref().map(Token::bytes));
+    if admin.is_some() && access.is_closed() {
+        let remedy = "set TIDEGATE_ADMIN_TOKEN or TIDEGATE_ADMIN_TOKEN_FILE for the rest";
+        tracing::warn!(%address, "the admin endpoint answers only /livez, /readyz and /metrics: {remedy}");
     }
-    Ok(LogGuard { dropped, _guard: guard })
-}
-
-/// Writes out the last lines when it is dropped.
-struct LogGuard {
-    dropped: ErrorCounter,
-    _guard: WorkerGuard,
+    access
 }
 
 fn announce(endpoint: &Endpoint, admin: Option<&Admin>, settings: &Settings, limiter: &Limiter) {
@@ -219,7 +253,7 @@ fn reload_on_hangup(reloader: Arc<Reloader>) -> io::Result<impl Future<Output = 
     Ok(async move {
         while hangup.recv().await.is_some() {
             // What came of it is logged.
-            let _ = reloader.reload("SIGHUP").await;
+            let _ = reloader.reload(Cause::Signal).await;
         }
     })
 }

@@ -1,6 +1,7 @@
 //! The command line: argv -> what is printed, and the exit code: 0 done, 1 failed, 2 wrong usage, 78 bad config.
 
 mod bucket;
+mod explain;
 mod hash_key;
 mod key;
 mod redis;
@@ -29,10 +30,12 @@ Environment (a flag comes before it, the config file after it):
   TIDEGATE_CONFIG               the config file
   TIDEGATE_LISTEN               where Envoy connects: address:port or unix:/path
   TIDEGATE_ADMIN_LISTEN         where probes and Prometheus connect: address:port or off
+  TIDEGATE_ADMIN_TOKEN          what operators send there; or TIDEGATE_ADMIN_TOKEN_FILE, a file that holds it
   TIDEGATE_REDIS_URL            redis://host:port/database, or rediss:// for TLS; several with commas between them
   TIDEGATE_REDIS_PASSWORD       its password; or TIDEGATE_REDIS_PASSWORD_FILE, a file that holds it
   TIDEGATE_REDIS_SENTINEL_PASSWORD  that of the sentinels; or TIDEGATE_REDIS_SENTINEL_PASSWORD_FILE
   TIDEGATE_KEY_PEPPER           mixed into the digests of API keys; or TIDEGATE_KEY_PEPPER_FILE
+  TIDEGATE_KEY_PEPPER_PREVIOUS  the one before it, while it is replaced; or TIDEGATE_KEY_PEPPER_PREVIOUS_FILE
   TIDEGATE_LOG                  error, warn, info, debug, trace, off, or a list: info,tidegate::store=debug
   TIDEGATE_LOG_FORMAT           text or json
 
@@ -67,6 +70,9 @@ enum Command {
     /// Read an API key on standard input and print its digest, as it stands in `api_keys` and in Redis
     #[command(after_help = HASH_KEY)]
     HashKey(hash_key::HashKey),
+    /// Say what a request would be answered and why. Takes nothing
+    #[command(after_help = EXPLAIN)]
+    Explain(explain::Explain),
     /// Look at buckets, or make one full
     Bucket {
         #[command(subcommand)]
@@ -105,6 +111,14 @@ Examples:
   TIDEGATE_KEY_PEPPER_FILE=/run/secrets/pepper tidegate hash-key < key.txt
 
 One line end at the end is not part of the key. The pepper is the service's: give the same config and environment.";
+
+const EXPLAIN: &str = "\
+Examples:
+  tidegate explain request.json --config tidegate.yaml --redis-url redis://127.0.0.1:6379/0
+  echo '{\"request\": {\"http\": {\"path\": \"/v1/chat\", \"headers\": {\"x-api-key\": \"k\"}}}}' | tidegate explain -
+
+Prints JSON: caller, tier and where that comes from, rule, cost, buckets and how they stand, and the answer. Give the
+service's own config and environment. A running service says the same of its own state: POST /explain.";
 
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
@@ -204,6 +218,7 @@ fn command(command: Command) -> Result<(), Failure> {
         Command::Config { command: ConfigCommand::Default } => print(config::DEFAULT),
         Command::Schema => print(&format!("{:#}\n", config::schema())),
         Command::HashKey(arguments) => hash_key::run(arguments),
+        Command::Explain(arguments) => explain::run(arguments),
         Command::Bucket { command } => bucket::run(command),
         Command::Key { command } => key::run(command),
     }
@@ -211,10 +226,11 @@ fn command(command: Command) -> Result<(), Failure> {
 
 fn run_service(serve: Serve) -> Result<(), Failure> {
     let source = config::Source { flags: serve.source.flags(serve.listen), environment: Environment::of_process() };
-    let config = source.load().inspect_err(|_| {
+    let (config, files) = source.read();
+    let config = config.inspect_err(|_| {
         note(&format!("tidegate: cannot serve with this configuration (file: {source}), flags and environment:"));
     })?;
-    app::serve(config, source).map_err(|error| Failure::Other(error.to_string()))
+    app::serve(config, source, files).map_err(|error| Failure::Other(error.to_string()))
 }
 
 /// Writes to standard output. A reader that went away, as `head` does, is no failure.

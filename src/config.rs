@@ -3,18 +3,23 @@
 //! The steps: `document` (text to tree), `structure` (tree to `raw`), `validate` (raw to proven), with `env` for what
 //! overrides the file. What comes out holds no YAML, and no secret that `Debug` would show.
 
+pub mod changes;
+
 mod document;
 mod env;
 mod fault;
+mod files;
 mod raw;
 mod settings;
+mod shown;
 mod structure;
 mod validate;
 
 pub use document::MAX_BYTES;
 pub use env::{Environment, Flags, VARIABLES};
 pub use fault::{Fault, Faults, MAX_FAULTS};
-pub use settings::{ClockSource, DenyCache, KeyMetadata, Log, LogFormat, Redis, Settings};
+pub use files::FilesRead;
+pub use settings::{ClockSource, DenyCache, KeyMetadata, Log, LogFormat, Redis, Settings, Token};
 
 use crate::policy::Policy;
 use env::Overrides;
@@ -38,6 +43,8 @@ pub struct Config {
     /// The SHA-256 of the text that it was read from, in hex, as `sha256sum FILE` prints it. What flags and environment
     /// say is not in it.
     pub hash: String,
+    /// All of it as it may be shown, without secrets.
+    pub shown: serde_json::Value,
 }
 
 /// Where a process's config comes from, to be read as often as wanted.
@@ -54,6 +61,11 @@ impl Source {
     /// Every fault of the file, the environment and the flags.
     pub fn load(&self) -> Result<Config, Faults> {
         load(&self.flags, &self.environment)
+    }
+
+    /// As [`load`], for who wants to know when to do it again.
+    pub fn read(&self) -> (Result<Config, Faults>, FilesRead) {
+        read(&self.flags, &self.environment)
     }
 
     /// The file that is read; `None`: the built-in config.
@@ -76,13 +88,18 @@ impl fmt::Display for Source {
 /// # Errors
 /// Every fault of the file, the environment and the flags.
 pub fn load(flags: &Flags, env: &Environment) -> Result<Config, Faults> {
+    read(flags, env).0
+}
+
+fn read(flags: &Flags, env: &Environment) -> (Result<Config, Faults>, FilesRead) {
     let mut report = Report::default();
     let overrides = Overrides::collect(flags, env, &mut report);
     let bytes = match config_path(flags, env) {
         Some(path) => read_file(&path, &mut report),
         None => Some(DEFAULT.as_bytes().to_vec()),
     };
-    finish(bytes.as_deref(), &overrides, report)
+    let config = finish(bytes.as_deref(), &overrides, &mut report);
+    (config, report.files)
 }
 
 /// The file that [`load`] reads.
@@ -95,7 +112,7 @@ pub fn config_path(flags: &Flags, env: &Environment) -> Option<PathBuf> {
 /// # Errors
 /// Every fault of the text.
 pub fn parse(yaml: &[u8]) -> Result<Config, Faults> {
-    finish(Some(yaml), &Overrides::default(), Report::default())
+    finish(Some(yaml), &Overrides::default(), &mut Report::default())
 }
 
 /// [`parse`], from a file.
@@ -105,7 +122,7 @@ pub fn parse(yaml: &[u8]) -> Result<Config, Faults> {
 pub fn parse_file(path: &Path) -> Result<Config, Faults> {
     let mut report = Report::default();
     let bytes = read_file(path, &mut report);
-    finish(bytes.as_deref(), &Overrides::default(), report)
+    finish(bytes.as_deref(), &Overrides::default(), &mut report)
 }
 
 /// The JSON Schema of the config file.
@@ -134,7 +151,7 @@ fn forbid_null(node: &mut serde_json::Value) {
 }
 
 fn read_file(path: &Path, report: &mut Report) -> Option<Vec<u8>> {
-    match env::read_at_most(path, MAX_BYTES) {
+    match report.files.read(path, MAX_BYTES) {
         Ok(bytes) => Some(bytes),
         Err(error) => {
             report.fault(path.display().to_string(), format!("cannot read this file: {error}"));
@@ -143,21 +160,36 @@ fn read_file(path: &Path, report: &mut Report) -> Option<Vec<u8>> {
     }
 }
 
-fn finish(bytes: Option<&[u8]>, overrides: &Overrides, mut report: Report) -> Result<Config, Faults> {
+fn finish(bytes: Option<&[u8]>, overrides: &Overrides, report: &mut Report) -> Result<Config, Faults> {
     let tree = bytes.and_then(|bytes| document::read(bytes, &mut report.faults));
+    let shown = shown::shown(builtin_tree(), tree.as_ref(), overrides);
     let raw = match tree {
         Some(tree) => structure::read(tree, &mut report.faults),
         // The file cannot be read, but faults of environment and flags can be told with it.
         None => raw::Raw::default(),
     };
-    let proven = validate::validate(raw, overrides, &mut report);
+    let proven = validate::validate(raw, overrides, report);
     match proven {
         Some((policy, settings)) if report.faults.is_empty() => {
             let hash = bytes.map(sha256).unwrap_or_default();
-            Ok(Config { policy, settings, warnings: report.warnings, hash })
+            Ok(Config { policy, settings, warnings: std::mem::take(&mut report.warnings), hash, shown })
         }
-        _ => Err(report.faults.by_section()),
+        _ => Err(std::mem::take(&mut report.faults).by_section()),
     }
+}
+
+fn builtin_tree() -> serde_json::Value {
+    document::read(DEFAULT.as_bytes(), &mut Faults::default()).unwrap_or_default()
+}
+
+/// What a text means as `log.filter`.
+///
+/// # Errors
+/// When it means nothing.
+pub fn log_filter(text: &str) -> Result<String, Faults> {
+    let mut report = Report::default();
+    let filter = validate::log_filter("filter", text, &mut report);
+    filter.ok_or(report.faults)
 }
 
 fn sha256(bytes: &[u8]) -> String {

@@ -13,6 +13,7 @@ use crate::bucket::{Charge, Level, Source, Taken};
 use crate::clock::{Clock, SteadyClock, Stopwatch};
 use crate::complaint::Complaint;
 use crate::metrics::{self, Metrics, TierSeries};
+use crate::policy::api_key::{ApiKey, Digest};
 use crate::policy::decision::{Decision, Unavailable, decide};
 use crate::policy::request::Request;
 use crate::policy::route::Oddity;
@@ -21,7 +22,7 @@ use crate::store::{Store, StoreError};
 use arc_swap::ArcSwap;
 use dedupe::Dedupe;
 use fallback::Fallback;
-use keys::{Found, KeyMemory, Known};
+use keys::{Found, Generation, KeyMemory};
 use std::sync::Arc;
 use std::time::{Duration, Instant as Moment};
 use tokio::time::Instant;
@@ -45,13 +46,15 @@ pub struct Limiter {
 #[derive(Debug)]
 pub struct Snapshot {
     policy: Policy,
+    /// How many policies were in force before.
+    generation: Generation,
     tiers: TierSeries,
 }
 
 impl Snapshot {
-    fn new(policy: Policy, metrics: &Metrics) -> Self {
+    fn new(policy: Policy, generation: Generation, metrics: &Metrics) -> Self {
         let tiers = metrics.tiers(policy.tiers.iter().map(|tier| tier.name.as_str()));
-        Self { policy, tiers }
+        Self { policy, generation, tiers }
     }
 
     pub fn policy(&self) -> &Policy {
@@ -93,7 +96,7 @@ impl Limiter {
         let fallback = Fallback::new(Arc::new(SteadyClock::default()), FALLBACK_CAPACITY);
         let metrics = Arc::new(Metrics::new());
         metrics.store_may_fail(StoreError::KINDS);
-        let snapshot = ArcSwap::from_pointee(Snapshot::new(policy, &metrics));
+        let snapshot = ArcSwap::from_pointee(Snapshot::new(policy, 0, &metrics));
         Self { snapshot, store, metrics, dedupe: None, fallback, keys: None, oddities: Complaint::default() }
     }
 
@@ -103,7 +106,8 @@ impl Limiter {
         Self { fallback: Fallback::new(clock, capacity), ..self }
     }
 
-    /// Asks `keys` of API keys that the policy says nothing of. It must have been made for the same policy.
+    /// Asks `keys` of API keys that the policy says nothing of. It must have been made for the same policy, and goes along
+    /// when that is replaced.
     #[must_use]
     pub fn with_keys(self, keys: KeyMemory) -> Self {
         Self { keys: Some(keys), ..self }
@@ -147,8 +151,14 @@ impl Limiter {
     }
 
     /// Has checks that begin from now on follow another policy.
+    ///
+    /// Its key prefix must be the same. For one caller at a time.
     pub fn replace(&self, policy: Policy) {
-        self.snapshot.store(Arc::new(Snapshot::new(policy, &self.metrics)));
+        let generation = self.snapshot.load().generation + 1;
+        if let Some(keys) = &self.keys {
+            keys.follow(generation, &policy.tiers);
+        }
+        self.snapshot.store(Arc::new(Snapshot::new(policy, generation, &self.metrics)));
     }
 
     /// Charges one request and says what came of it. Never fails: what a failed store means is the policy's to say.
@@ -163,7 +173,7 @@ impl Limiter {
         let draft = snapshot.policy.draft(request);
         let id = self.dedupe.as_ref().and_then(|_| dedupe::id(request));
         async move {
-            let (key, deadline) = self.look_up(&draft).await;
+            let (key, deadline) = self.look_up(snapshot, &draft).await;
             let plan = snapshot.policy.plan(draft, key.as_deref());
             if let Some(oddity) = plan.oddity {
                 self.complain_of(oddity, &plan);
@@ -183,18 +193,28 @@ impl Limiter {
 
     /// What is known of the caller's key besides the policy; and, where that had to be waited for, when the whole check
     /// is to be answered.
-    async fn look_up(&self, draft: &Draft<'_>) -> (Known, Option<Deadline>) {
+    async fn look_up(&self, snapshot: &Snapshot, draft: &Draft<'_>) -> (Option<Arc<ApiKey>>, Option<Deadline>) {
         let (Some(keys), Some(digest)) = (&self.keys, draft.unknown_key()) else {
             return (None, None);
         };
         let now = Instant::now();
-        match keys.find(digest, now) {
-            Found::Known(known) => (known, None),
-            Found::Reading { reading, last } => {
-                let deadline = Deadline { at: now + keys.timeout(), timeout: keys.timeout() };
-                (tokio::time::timeout_at(deadline.at, reading).await.unwrap_or(last), Some(deadline))
+        let mut deadline = None;
+        // While the pepper changes both are read at once, so that nobody waits for one after the other.
+        let found = [Some(digest), draft.previous_key()].map(|digest: Option<Digest>| Some(keys.find(digest?, now)));
+        for found in found.into_iter().flatten() {
+            let known = match found {
+                Found::Known(known) => known,
+                Found::Reading { reading, last } => {
+                    let at = now + keys.timeout();
+                    deadline = Some(Deadline { at, timeout: keys.timeout() });
+                    tokio::time::timeout_at(at, reading).await.unwrap_or(last)
+                }
+            };
+            if let Some(record) = known {
+                return (Some(record.under(snapshot.generation, &snapshot.policy.tiers)), deadline);
             }
         }
+        (None, deadline)
     }
 
     /// As [`Self::ask`], bounded by what is left of the time. When nothing is left the store is not asked: it would
@@ -237,7 +257,7 @@ impl Limiter {
         let why = snapshot.policy.why(request);
         let draft = snapshot.policy.draft(request);
         async move {
-            let (key, _) = self.look_up(&draft).await;
+            let (key, _) = self.look_up(snapshot, &draft).await;
             let tier_from = why.tier_from(draft.api_key(key.as_deref()));
             let plan = snapshot.policy.plan(draft, key.as_deref());
             let found = match plan.step() {

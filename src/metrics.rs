@@ -7,9 +7,11 @@
 mod asked;
 pub mod catalogue;
 mod histogram;
+mod reloads;
 
 pub use asked::Values;
 pub use histogram::BOUNDS;
+pub use reloads::Reloads;
 
 use asked::Asked;
 use catalogue::Family;
@@ -81,11 +83,6 @@ label! {
     Policy: Allow = "allow", Deny = "deny", Local = "local"
 }
 
-label! {
-    /// What came of a reload.
-    Reload: Success = "success", Refused = "refused"
-}
-
 type Labels<const N: usize> = [(&'static str, Cow<'static, str>); N];
 type Counters<const N: usize> = Series<Labels<N>, Counter>;
 
@@ -97,11 +94,12 @@ pub struct Metrics {
     denials: Counters<3>,
     store_errors: Counters<1>,
     degraded: [Counter; Policy::ALL.len()],
-    reloads: [Counter; Reload::ALL.len()],
     check_duration: Arc<Histogram>,
     store_duration: Arc<Histogram>,
     in_flight: Arc<AtomicI64>,
     abandoned: Counter,
+    /// Reloads of the configuration.
+    pub reloads: Reloads,
 }
 
 /// The series of one tier.
@@ -132,13 +130,13 @@ impl Metrics {
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("tidegate");
         let (checks, denials, store_errors) = (Series::default(), Series::default(), Series::default());
-        let (degraded, reloads) = (Counters::<1>::default(), Counters::<1>::default());
+        let degraded = Counters::<1>::default();
         let abandoned = Counter::default();
         register(&mut registry, catalogue::CHECKS, Counters::clone(&checks));
         register(&mut registry, catalogue::DENIALS, Counters::clone(&denials));
         register(&mut registry, catalogue::STORE_ERRORS, Counters::clone(&store_errors));
         register(&mut registry, catalogue::DEGRADED, degraded.clone());
-        register(&mut registry, catalogue::CONFIG_RELOADS, reloads.clone());
+        let reloads = Reloads::register(&mut registry);
         register(&mut registry, catalogue::ABANDONED_CHECKS, abandoned.clone());
         let metrics = Self {
             registry: Mutex::new(registry),
@@ -146,7 +144,7 @@ impl Metrics {
             denials,
             store_errors,
             degraded: Policy::ALL.map(|policy| degraded.get_or_create_owned(&[("policy", policy.word().into())])),
-            reloads: Reload::ALL.map(|result| reloads.get_or_create_owned(&[("result", result.word().into())])),
+            reloads,
             check_duration: Arc::default(),
             store_duration: Arc::default(),
             in_flight: Arc::default(),
@@ -195,11 +193,6 @@ impl Metrics {
     /// Counts a check that was decided without the store.
     pub fn degraded(&self, policy: Policy) {
         self.degraded[policy as usize].inc();
-    }
-
-    /// Counts a reload.
-    pub fn reloaded(&self, result: Reload) {
-        self.reloads[result as usize].inc();
     }
 
     /// Notes that a check begins.

@@ -48,6 +48,8 @@ pub struct Draft<'p> {
     caller: Caller,
     route: Route<'p>,
     claim: Claim,
+    /// The digest of the API key under the previous pepper, while that is replaced.
+    previous_key: Option<Digest>,
     /// What the configuration says of the API key: it goes before what is said elsewhere.
     configured: Option<&'p ApiKey>,
     user: Option<&'p User>,
@@ -65,6 +67,11 @@ impl<'p> Draft<'p> {
     /// The API key of which more may be known elsewhere than the policy says.
     pub fn unknown_key(&self) -> Option<Digest> {
         if self.configured.is_some() { None } else { self.caller.key }
+    }
+
+    /// Under which digest more may be known where nothing is of [`Draft::unknown_key`].
+    pub fn previous_key(&self) -> Option<Digest> {
+        if self.configured.is_some() { None } else { self.previous_key }
     }
 }
 
@@ -164,17 +171,19 @@ impl Policy {
     pub fn draft(&self, request: &Request<'_>) -> Draft<'_> {
         let route = Route::find(&self.rules, request);
         let caller = if route.exempt() { Caller::default() } else { self.sources.caller(request) };
-        let configured = caller.key.and_then(|digest| self.api_keys.find(&digest));
+        let previous_key = caller.key.and_then(|_| self.sources.previous_key(request));
+        let known = |digest: Option<Digest>| digest.and_then(|digest| self.api_keys.find(&digest));
+        let configured = known(caller.key).or_else(|| known(previous_key));
         let user = caller.user.as_deref().and_then(|id| self.users.find(id));
         let fixed = route.rule.and_then(|rule| rule.tier).or_else(|| user.and_then(|user| user.tier));
         let claim = match fixed {
             Some(tier) => Claim::Settled(tier),
             None => self.tiers.claimed(&self.sources.tier, request),
         };
-        Draft { caller, route, claim, configured, user }
+        Draft { caller, route, claim, previous_key, configured, user }
     }
 
-    /// Says what that costs. `found` is what is known of [`Draft::unknown_key`].
+    /// Says what that costs. `found` is what is known of [`Draft::unknown_key`], else of [`Draft::previous_key`].
     pub fn plan<'p>(&'p self, draft: Draft<'p>, found: Option<&ApiKey>) -> Plan<'p> {
         let api_key = draft.api_key(found);
         let Draft { caller, route, claim, user, .. } = draft;

@@ -3,7 +3,7 @@
 //! One replica that is late for a second is a blip; a fleet that turns away from itself for it is an outage. So it
 //! takes several failures in a row to be not ready, and more than one success to be ready again.
 
-use crate::policy::decision::FailurePolicy;
+use crate::limiter::Limiter;
 use crate::server::health::{Check, Health, Verdict};
 use crate::store::{Store, StoreError};
 use std::sync::Arc;
@@ -56,7 +56,8 @@ pub(super) struct Follower {
     pub(super) store: Arc<dyn Store>,
     pub(super) health: Health,
     pub(super) meaning: Meaning,
-    pub(super) on_store_error: FailurePolicy,
+    /// Whose policy says what becomes of checks meanwhile.
+    pub(super) limiter: Arc<Limiter>,
 }
 
 impl Follower {
@@ -66,7 +67,7 @@ impl Follower {
     }
 
     async fn went(&self, error: &StoreError) {
-        let (kind, on_store_error) = (error.kind(), self.on_store_error);
+        let (kind, on_store_error) = (error.kind(), self.limiter.snapshot().policy().on_store_error);
         let verdict = match self.meaning {
             Meaning::Required => {
                 let told = "not ready: the store fails; checks follow on_store_error until it answers";

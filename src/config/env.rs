@@ -3,11 +3,11 @@
 //! The process's environment is read once, here, and passed on as a value. Of secrets, only the source is ever shown.
 
 use super::fault::{Report, nearest, quoted};
+use super::files::FilesRead;
 use super::raw::Secret;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
 
 /// Starts the name of every variable.
@@ -15,6 +15,8 @@ const PREFIX: &str = "TIDEGATE_";
 const CONFIG: &str = "TIDEGATE_CONFIG";
 const LISTEN: &str = "TIDEGATE_LISTEN";
 const ADMIN_LISTEN: &str = "TIDEGATE_ADMIN_LISTEN";
+const ADMIN_TOKEN: &str = "TIDEGATE_ADMIN_TOKEN";
+const ADMIN_TOKEN_FILE: &str = "TIDEGATE_ADMIN_TOKEN_FILE";
 const REDIS_URL: &str = "TIDEGATE_REDIS_URL";
 const REDIS_PASSWORD: &str = "TIDEGATE_REDIS_PASSWORD";
 const REDIS_PASSWORD_FILE: &str = "TIDEGATE_REDIS_PASSWORD_FILE";
@@ -22,14 +24,18 @@ const SENTINEL_PASSWORD: &str = "TIDEGATE_REDIS_SENTINEL_PASSWORD";
 const SENTINEL_PASSWORD_FILE: &str = "TIDEGATE_REDIS_SENTINEL_PASSWORD_FILE";
 const KEY_PEPPER: &str = "TIDEGATE_KEY_PEPPER";
 const KEY_PEPPER_FILE: &str = "TIDEGATE_KEY_PEPPER_FILE";
+const KEY_PEPPER_PREVIOUS: &str = "TIDEGATE_KEY_PEPPER_PREVIOUS";
+const KEY_PEPPER_PREVIOUS_FILE: &str = "TIDEGATE_KEY_PEPPER_PREVIOUS_FILE";
 const LOG: &str = "TIDEGATE_LOG";
 const LOG_FORMAT: &str = "TIDEGATE_LOG_FORMAT";
 
 /// Every variable that is read.
-pub const VARIABLES: [&str; 12] = [
+pub const VARIABLES: [&str; 16] = [
     CONFIG,
     LISTEN,
     ADMIN_LISTEN,
+    ADMIN_TOKEN,
+    ADMIN_TOKEN_FILE,
     REDIS_URL,
     REDIS_PASSWORD,
     REDIS_PASSWORD_FILE,
@@ -37,6 +43,8 @@ pub const VARIABLES: [&str; 12] = [
     SENTINEL_PASSWORD_FILE,
     KEY_PEPPER,
     KEY_PEPPER_FILE,
+    KEY_PEPPER_PREVIOUS,
+    KEY_PEPPER_PREVIOUS_FILE,
     LOG,
     LOG_FORMAT,
 ];
@@ -74,6 +82,17 @@ impl Environment {
 
     /// A secret, as it is or from a file.
     fn secret(&self, name: &'static str, file: &'static str, report: &mut Report) -> Option<Given> {
+        let given = self.secret_or_nothing(name, file, report)?;
+        if given.text().is_empty() {
+            let path = self.variables.get(file).map(|path| path.to_string_lossy()).unwrap_or_default();
+            report.fault(file, format!("cannot read {}: is empty", quoted(&path)));
+            return None;
+        }
+        Some(given)
+    }
+
+    /// The same; the file may be empty.
+    fn secret_or_nothing(&self, name: &'static str, file: &'static str, report: &mut Report) -> Option<Given> {
         let direct = self.text(name, report);
         let Some(path) = self.variables.get(file) else {
             return direct;
@@ -82,7 +101,7 @@ impl Environment {
             report.fault(file, format!("is set together with {name}; keep one"));
             return None;
         }
-        match secret_in(Path::new(path)) {
+        match secret_in(Path::new(path), &mut report.files) {
             Ok(text) => Some(Given::new(file, &text)),
             Err(why) => {
                 report.fault(file, format!("cannot read {}: {why}", quoted(&path.to_string_lossy())));
@@ -117,22 +136,14 @@ impl fmt::Debug for Environment {
 }
 
 /// One line end at the end is not part of the secret: editors and `echo` write it.
-fn secret_in(path: &Path) -> Result<String, String> {
-    let bytes = read_at_most(path, MAX_SECRET).map_err(|error| error.to_string())?;
+fn secret_in(path: &Path, files: &mut FilesRead) -> Result<String, String> {
+    let bytes = files.read(path, MAX_SECRET).map_err(|error| error.to_string())?;
     if bytes.len() > MAX_SECRET {
         return Err(format!("is longer than {MAX_SECRET} bytes"));
     }
     let text = String::from_utf8(bytes).map_err(|_| "holds bytes that are not UTF-8".to_owned())?;
     let text = text.strip_suffix('\n').map_or(text.as_str(), |line| line.strip_suffix('\r').unwrap_or(line));
-    if text.is_empty() { Err("is empty".into()) } else { Ok(text.into()) }
-}
-
-/// Reads a file, but no more than one byte above `limit`: a device never ends.
-pub(super) fn read_at_most(path: &Path, limit: usize) -> io::Result<Vec<u8>> {
-    use io::Read as _;
-    let mut bytes = Vec::new();
-    std::fs::File::open(path)?.take(limit as u64 + 1).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    Ok(text.into())
 }
 
 /// What the command line says.
@@ -177,10 +188,12 @@ impl Given {
 pub(super) struct Overrides {
     pub(super) listen: Option<Given>,
     pub(super) admin_listen: Option<Given>,
+    pub(super) admin_token: Option<Given>,
     pub(super) redis_url: Option<Given>,
     pub(super) redis_password: Option<Given>,
     pub(super) sentinel_password: Option<Given>,
     pub(super) key_pepper: Option<Given>,
+    pub(super) key_pepper_previous: Option<Given>,
     pub(super) log_filter: Option<Given>,
     pub(super) log_format: Option<Given>,
     pub(super) files: Files,
@@ -203,10 +216,15 @@ impl Overrides {
         Self {
             listen: flag("--listen", &flags.listen).or(listen),
             admin_listen: env.text(ADMIN_LISTEN, report),
+            admin_token: env.secret(ADMIN_TOKEN, ADMIN_TOKEN_FILE, report),
             redis_url: flag("--redis-url", &flags.redis_url).or(redis_url),
             redis_password: env.secret(REDIS_PASSWORD, REDIS_PASSWORD_FILE, report),
             sentinel_password: env.secret(SENTINEL_PASSWORD, SENTINEL_PASSWORD_FILE, report),
             key_pepper: env.secret(KEY_PEPPER, KEY_PEPPER_FILE, report),
+            // Empty between rotations, so that the next one takes no restart.
+            key_pepper_previous: env
+                .secret_or_nothing(KEY_PEPPER_PREVIOUS, KEY_PEPPER_PREVIOUS_FILE, report)
+                .filter(|given| !given.text().is_empty()),
             log_filter: env.text(LOG, report),
             log_format: env.text(LOG_FORMAT, report),
             files: Files::Read,

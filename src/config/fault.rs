@@ -2,6 +2,7 @@
 //!
 //! Knows how paths and values are written, and that neither may show a secret or break a line.
 
+use super::files::FilesRead;
 use std::fmt::{self, Write as _};
 use thiserror::Error;
 
@@ -99,6 +100,8 @@ fn section(path: &str) -> &str {
 pub(super) struct Report {
     pub(super) faults: Faults,
     pub(super) warnings: Vec<Fault>,
+    /// Every file that was read, or could not be.
+    pub(super) files: FilesRead,
 }
 
 impl Report {

@@ -15,7 +15,7 @@ use std::fmt;
 pub(super) struct Raw {
     /// Where Envoy connects: `address:port`, or `unix:/path`. Default: 0.0.0.0:50051.
     pub(super) listen: Option<String>,
-    /// The HTTP endpoint for probes and Prometheus.
+    /// The HTTP endpoint for probes, Prometheus and operators.
     pub(super) admin: Option<Admin>,
     /// Starts every bucket's name in Redis. Printable ASCII without blanks, `{` and `}`, at most 64 bytes. Default: `rl:`.
     pub(super) key_prefix: Option<String>,
@@ -76,12 +76,16 @@ pub(super) struct Raw {
     pub(super) log: Option<Log>,
 }
 
-/// The HTTP endpoint for probes and Prometheus: `/livez`, `/readyz`, `/metrics`.
+/// The HTTP endpoint for probes and Prometheus (`/livez`, `/readyz`, `/metrics`) and for operators.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Admin {
-    /// `address:port`, or `off`. Whoever reaches it can read it. Default: 127.0.0.1:8080.
+    /// `address:port`, or `off`. Default: 127.0.0.1:8080. Beyond this machine only `/livez`, `/readyz` and `/metrics` are
+    /// answered, unless there is a token.
     pub(super) listen: Option<String>,
+    /// What all but `/livez`, `/readyz` and `/metrics` then needs, as `authorization: Bearer <token>`. 16 bytes or more.
+    /// Better given in TIDEGATE_ADMIN_TOKEN or TIDEGATE_ADMIN_TOKEN_FILE.
+    pub(super) token: Option<Secret>,
 }
 
 /// The Redis that holds the buckets.
@@ -266,6 +270,10 @@ pub(super) struct Identity {
     /// Mixed into the digests of API keys, so that a stolen dump of Redis cannot be searched for guessed keys.
     /// Better given in TIDEGATE_KEY_PEPPER or TIDEGATE_KEY_PEPPER_FILE. Changing it changes all digests.
     pub(super) key_pepper: Option<Secret>,
+    /// The pepper before this one, while it is replaced: an API key that is not known under its digest of now is looked up
+    /// under that of then, in `api_keys` and in Redis. Better given in TIDEGATE_KEY_PEPPER_PREVIOUS or
+    /// TIDEGATE_KEY_PEPPER_PREVIOUS_FILE.
+    pub(super) key_pepper_previous: Option<Secret>,
 }
 
 /// A scalar in Envoy's dynamic metadata.

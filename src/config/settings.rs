@@ -2,6 +2,7 @@
 
 use crate::server::Listen;
 use crate::store::redis::{CallLimits, Topology};
+use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -11,6 +12,8 @@ pub struct Settings {
     pub listen: Listen,
     /// Where probes and Prometheus connect over HTTP; `None` for nowhere.
     pub admin: Option<SocketAddr>,
+    /// What operators send there to be let in.
+    pub admin_token: Option<Token>,
     /// `None`: buckets are kept in this process's memory.
     pub redis: Option<Redis>,
     /// Buckets at most in this process's memory.
@@ -30,6 +33,26 @@ pub struct Settings {
     /// When a connection is to be replaced by a new one; `None` for never.
     pub max_connection_age: Option<Duration>,
     pub log: Log,
+}
+
+/// A secret that lets its bearer in.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl Token {
+    pub(super) fn new(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
 }
 
 /// The servers that hold the buckets.

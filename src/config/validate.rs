@@ -52,6 +52,11 @@ pub(super) fn validate(raw: Raw, overrides: &Overrides, report: &mut Report) -> 
     Some((policy, settings?))
 }
 
+/// A filter for logs, given at `path`.
+pub(super) fn log_filter(path: &str, text: &str, report: &mut Report) -> Option<String> {
+    settings::filter_of(&super::env::Given::new(path, text), report)
+}
+
 /// What is used of the built-in config where the file says nothing. Read through the very same steps.
 fn builtin() -> Raw {
     let mut report = Report::default();

@@ -84,7 +84,9 @@ fn why(decision: &Decision) -> String {
         Outcome::Denied { retry_after, exhausted } => {
             format!("the bucket of its {} does not cover its cost for {retry_after} s", names(exhausted))
         }
-        Outcome::NeverFits { exceeded } => format!("its cost is more than the bucket of its {} ever holds", names(exceeded)),
+        Outcome::NeverFits { exceeded } => {
+            format!("its cost is more than the bucket of its {} ever holds", names(exceeded))
+        }
         Outcome::Failed(_) => "the store does not answer, so on_store_error decides".into(),
     }
 }

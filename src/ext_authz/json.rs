@@ -71,8 +71,15 @@ fn read_peer(node: &Node<'_>) -> Read<Peer> {
     let address = object.get("address").map(|address| {
         let address = address.object(&["socket_address", "pipe", "envoy_internal_address"])?;
         let socket = address.get("socket_address").map(|socket| {
-            const KNOWN: &[&str] =
-                &["protocol", "address", "port_value", "named_port", "resolver_name", "ipv4_compat", "network_namespace_filepath"];
+            const KNOWN: &[&str] = &[
+                "protocol",
+                "address",
+                "port_value",
+                "named_port",
+                "resolver_name",
+                "ipv4_compat",
+                "network_namespace_filepath",
+            ];
             let address = socket.object(KNOWN)?.get("address").map_or(Ok(Bytes::new()), |address| address.text())?;
             Ok(Arm::SocketAddress(SocketAddress { address }))
         });
@@ -87,13 +94,25 @@ fn read_peer(node: &Node<'_>) -> Read<Peer> {
 
 fn read_http(node: &Node<'_>) -> Read<HttpRequest> {
     const KNOWN: &[&str] = &[
-        "id", "method", "headers", "header_map", "path", "host", "scheme", "query", "fragment", "size", "protocol", "body",
+        "id",
+        "method",
+        "headers",
+        "header_map",
+        "path",
+        "host",
+        "scheme",
+        "query",
+        "fragment",
+        "size",
+        "protocol",
+        "body",
         "raw_body",
     ];
     let object = node.object(KNOWN)?;
     let text = |name: &'static str| object.get(name).map_or(Ok(Bytes::new()), |text| text.text());
     let header_map = object.get("header_map").map(|node| {
-        let headers = node.object(&["headers"])?.get("headers").map_or(Ok(Vec::new()), |list| list.list(read_header))?;
+        let headers =
+            node.object(&["headers"])?.get("headers").map_or(Ok(Vec::new()), |list| list.list(read_header))?;
         Ok(HeaderMap { headers })
     });
     Ok(HttpRequest {
@@ -256,7 +275,10 @@ mod tests {
             ("{", "request: is no JSON: EOF while parsing an object at line 1 column 1"),
             ("[]", "request: is not a mapping"),
             (r#"{"atributes": {}}"#, "atributes: is no field of it; known here: attributes"),
-            (r#"{"attributes": {"request": {"http": {"haeders": {}}}}}"#, "attributes.request.http.haeders: is no field"),
+            (
+                r#"{"attributes": {"request": {"http": {"haeders": {}}}}}"#,
+                "attributes.request.http.haeders: is no field",
+            ),
             (r#"{"request": {"http": {"method": 7}}}"#, "request.http.method: is not text in quotes"),
             (r#"{"request": {"http": {"headers": ["a"]}}}"#, "request.http.headers: is not a mapping"),
         ] {

@@ -9,6 +9,7 @@ use crate::policy::key_fields;
 use crate::policy::tier::Tiers;
 use crate::recent::Recent;
 use crate::store::{KeyMetadata, StoreError};
+use arc_swap::ArcSwap;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
@@ -21,7 +22,34 @@ use tokio::time::Instant;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// What is said of a key; `None`: nothing.
-pub(super) type Known = Option<Arc<ApiKey>>;
+pub(super) type Known = Option<Arc<Record>>;
+
+/// Which of the policies, one after the other, that a process follows.
+pub(super) type Generation = u64;
+
+/// What is said of a key, and how it was understood.
+#[derive(Debug)]
+pub(super) struct Record {
+    key: Arc<ApiKey>,
+    /// The tier as it is written, since the next policy may know others, or the same at other places.
+    tier: Option<Box<[u8]>>,
+    /// Whose tiers `key` names.
+    generation: Generation,
+}
+
+impl Record {
+    /// The key as a policy with these tiers understands it.
+    pub(super) fn under(&self, generation: Generation, tiers: &Tiers) -> Arc<ApiKey> {
+        if generation == self.generation {
+            return self.key.clone();
+        }
+        let tier = self.tier.as_deref().and_then(|name| tiers.index(name));
+        Arc::new(ApiKey { tier, ..ApiKey::clone(&self.key) })
+    }
+}
+
+/// No tier has a longer name; what is longer names none.
+const MAX_TIER_NAME: usize = 64;
 
 /// How much is remembered, and for how long.
 #[derive(Clone, Copy, Debug)]
@@ -44,13 +72,20 @@ struct Memory {
     source: Arc<dyn KeyMetadata>,
     settings: KeyMemorySettings,
     key_prefix: String,
-    /// What is remembered names tiers by their places in these.
-    tiers: Tiers,
+    /// What is read is understood by these.
+    vocabulary: ArcSwap<Vocabulary>,
     entries: Mutex<Recent<Digest, Entry>>,
     hits: AtomicU64,
     reads: AtomicU64,
     failures: Complaint,
     ignored: Complaint,
+}
+
+/// The tiers of the policy that is in force.
+#[derive(Debug)]
+struct Vocabulary {
+    tiers: Tiers,
+    generation: Generation,
 }
 
 #[derive(Debug)]
@@ -80,13 +115,13 @@ pub(super) enum Found {
 }
 
 impl KeyMemory {
-    /// A memory for checks under the policy of which `key_prefix` and `tiers` are, and under no other.
+    /// A memory for checks under the policy of which `key_prefix` and `tiers` are, and under those that replace it.
     pub fn new(source: Arc<dyn KeyMetadata>, key_prefix: &str, tiers: &Tiers, settings: KeyMemorySettings) -> Self {
         Self(Arc::new(Memory {
             source,
             settings,
             key_prefix: key_prefix.to_owned(),
-            tiers: tiers.clone(),
+            vocabulary: ArcSwap::from_pointee(Vocabulary { tiers: tiers.clone(), generation: 0 }),
             entries: Mutex::new(Recent::new(settings.size)),
             hits: AtomicU64::new(0),
             reads: AtomicU64::new(0),
@@ -112,6 +147,12 @@ impl KeyMemory {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Has what is read from now on understood by the tiers of another policy. What is remembered stays: a key that is
+    /// suspended is so under every policy, and while the store is away nothing else would be known.
+    pub(super) fn follow(&self, generation: Generation, tiers: &Tiers) {
+        self.0.vocabulary.store(Arc::new(Vocabulary { tiers: tiers.clone(), generation }));
     }
 
     pub(super) fn timeout(&self) -> Duration {
@@ -165,8 +206,9 @@ impl Memory {
         known
     }
 
-    fn understand(&self, digest: Digest, fields: &key_fields::Fields) -> ApiKey {
-        let (key, ignored) = key_fields::read(&digest, fields, &self.tiers);
+    fn understand(&self, digest: Digest, fields: &key_fields::Fields) -> Record {
+        let vocabulary = self.vocabulary.load();
+        let (key, ignored) = key_fields::read(&digest, fields, &vocabulary.tiers);
         if !ignored.is_empty() {
             self.ignored.say(|more| {
                 let fields: Vec<String> =
@@ -175,7 +217,8 @@ impl Memory {
                 tracing::warn!(%digest, fields, more, "an API key's metadata cannot be followed in all");
             });
         }
-        key
+        let tier = key_fields::tier_name(fields).filter(|name| name.len() <= MAX_TIER_NAME);
+        Record { key: Arc::new(key), tier: tier.map(Into::into), generation: vocabulary.generation }
     }
 
     fn complain_of_store(&self, digest: Digest, error: &StoreError) {
@@ -253,7 +296,7 @@ mod tests {
     }
 
     fn name(known: Known) -> Option<String> {
-        known.map(|key| key.name.to_string())
+        known.map(|record| record.key.name.to_string())
     }
 
     fn remembered(found: Found) -> Option<String> {

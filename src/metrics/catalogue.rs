@@ -156,7 +156,7 @@ catalogue! {
         CONFIG_LAST_RELOAD_SUCCESS = gauge("config_last_reload_success_timestamp_seconds", "seconds",
             "When what is in force was loaded, in seconds since 1970");
         CONFIG = family("config", Kind::Info, "", "The configuration that is in force")
-            .by(&[("hash", "first 16 hex digits of the file's SHA-256")]);
+            .by(&[("hash", "SHA-256 of its file, in hex")]);
         BUILD = family("build", Kind::Info, "", "What runs").by(&[("version", "of tidegate")]);
         START_TIME = gauge("start_time_seconds", "seconds", "When the process started, in seconds since 1970");
         UPTIME = gauge("uptime_seconds", "seconds", "How long the process has run");

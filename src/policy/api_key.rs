@@ -59,21 +59,43 @@ impl fmt::Debug for Digest {
 #[derive(Clone, Default)]
 pub struct Digester {
     pepper: Option<Hmac<Sha256>>,
+    /// That of the digests under which some keys are still known.
+    previous: Option<Hmac<Sha256>>,
 }
 
 impl Digester {
     /// With a pepper, a stolen dump of Redis cannot be searched for guessed keys.
     pub fn new(pepper: Option<&[u8]>) -> Self {
         // HMAC takes keys of any length, so there is no error to lose.
-        Self { pepper: pepper.and_then(|pepper| Hmac::new_from_slice(pepper).ok()) }
+        Self { pepper: pepper.and_then(|pepper| Hmac::new_from_slice(pepper).ok()), previous: None }
+    }
+
+    /// While another pepper is replaced by this one.
+    #[must_use]
+    pub fn with_previous(self, pepper: &[u8]) -> Self {
+        Self { previous: Hmac::new_from_slice(pepper).ok(), ..self }
     }
 
     pub fn digest(&self, key: &[u8]) -> Digest {
         match &self.pepper {
-            Some(pepper) => Digest::first_half(&pepper.clone().chain_update(key).finalize().into_bytes()),
+            Some(pepper) => under(pepper, key),
             None => Digest::first_half(&Sha256::digest(key)),
         }
     }
+
+    /// The digest under the pepper that is replaced, if one is.
+    pub fn previous_digest(&self, key: &[u8]) -> Option<Digest> {
+        self.previous.as_ref().map(|pepper| under(pepper, key))
+    }
+
+    /// Whether a pepper is replaced.
+    pub fn has_previous(&self) -> bool {
+        self.previous.is_some()
+    }
+}
+
+fn under(pepper: &Hmac<Sha256>, key: &[u8]) -> Digest {
+    Digest::first_half(&pepper.clone().chain_update(key).finalize().into_bytes())
 }
 
 impl fmt::Debug for Digester {
@@ -132,6 +154,15 @@ mod tests {
         assert_eq!(Digester::new(None).digest(b"sk-test").to_string(), SHA256_SK_TEST);
         assert_eq!(Digester::new(Some(b"pepper")).digest(b"sk-test").to_string(), HMAC_SK_TEST);
     }
+
+    #[test]
+    fn during_a_rotation_a_key_has_two_digests_of_which_the_new_one_counts() {
+        let digester = Digester::new(Some(b"new")).with_previous(b"pepper");
+        assert_eq!(digester.digest(b"sk-test"), Digester::new(Some(b"new")).digest(b"sk-test"));
+        assert_eq!(digester.previous_digest(b"sk-test").unwrap().to_string(), HMAC_SK_TEST);
+        assert_eq!(Digester::new(Some(b"new")).previous_digest(b"sk-test"), None);
+    }
+
     const SHA256_SK_TEST: &str = "f3abf2a6cc4f00987743db5f544ba345";
     const HMAC_SK_TEST: &str = "a84029a881ee3a5626797adc981f0106";
 

@@ -102,9 +102,21 @@ impl Sources {
     pub fn caller(&self, request: &Request<'_>) -> Caller {
         Caller {
             user: self.user(request),
-            key: self.key.iter().find_map(|source| source.read(request)).map(|key| self.digester.digest(&key)),
+            key: self.key(request).map(|key| self.digester.digest(&key)),
             ip: Some(self.ip.read(request, &self.prefixes)),
         }
+    }
+
+    /// The digest under which the caller's API key was known before the pepper was changed, while that goes on.
+    pub(super) fn previous_key(&self, request: &Request<'_>) -> Option<Digest> {
+        if !self.digester.has_previous() {
+            return None;
+        }
+        self.digester.previous_digest(&self.key(request)?)
+    }
+
+    fn key<'a>(&self, request: &Request<'a>) -> Option<Cow<'a, [u8]>> {
+        self.key.iter().find_map(|source| source.read(request))
     }
 
     /// The first source that names someone; an id that is there but empty counts only where no other is found.

@@ -83,6 +83,11 @@ pub fn read(digest: &Digest, fields: &Fields, tiers: &Tiers) -> (ApiKey, Vec<Ign
     (ApiKey { name, tier, suspended, limits }, ignored)
 }
 
+/// What the fields say of the tier, known or not: `None` when they do not.
+pub fn tier_name(fields: &Fields) -> Option<&[u8]> {
+    value(fields, TIER)
+}
+
 fn tell(ignored: &mut Vec<Ignored>, field: &'static str, wrong: bool, why: &'static str) {
     ignored.extend(wrong.then_some(Ignored { field, why }));
 }

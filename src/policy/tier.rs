@@ -109,12 +109,16 @@ impl Tiers {
             TierSource::Metadata(path) => {
                 path.read(request).and_then(|name| self.index(&name)).map(|_| TierFrom::Metadata)
             }
-            TierSource::Header(name) => request.header(name).and_then(|name| self.index(&name)).map(|_| TierFrom::Header),
+            TierSource::Header(name) => {
+                request.header(name).and_then(|name| self.index(&name)).map(|_| TierFrom::Header)
+            }
             TierSource::ApiKey => None,
         };
         let first = |sources: &[TierSource]| sources.iter().find_map(names);
         match at_key {
-            Some(at) => Why { before_key: first(&sources[..at]), after_key: first(&sources[at..]).unwrap_or(TierFrom::Default) },
+            Some(at) => {
+                Why { before_key: first(&sources[..at]), after_key: first(&sources[at..]).unwrap_or(TierFrom::Default) }
+            }
             None => Why { before_key: Some(first(sources).unwrap_or(TierFrom::Default)), after_key: TierFrom::Default },
         }
     }

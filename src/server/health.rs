@@ -18,16 +18,19 @@ const READINESS: [&str; 2] = [SERVICE, "readiness"];
 pub enum Check {
     /// Where buckets are kept.
     Store,
+    /// Whether what was last read of the configuration is in force.
+    Config,
     /// Whether the process is ending.
     Drain,
 }
 
 impl Check {
-    const ALL: [Self; 2] = [Self::Store, Self::Drain];
+    const ALL: [Self; 3] = [Self::Store, Self::Config, Self::Drain];
 
     fn name(self) -> &'static str {
         match self {
             Self::Store => "store",
+            Self::Config => "config",
             Self::Drain => "drain",
         }
     }
@@ -57,6 +60,8 @@ impl fmt::Display for Verdict {
 pub struct Health {
     reporter: HealthReporter,
     checks: Arc<Mutex<Checks>>,
+    /// Who waits is told in the order in which verdicts were noted.
+    telling: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// The verdicts, in the order of [`Check::ALL`].
@@ -82,8 +87,8 @@ impl fmt::Debug for Health {
 impl Health {
     /// Alive, not draining, and with a verdict on the store, which nobody has asked yet.
     pub async fn new(store: Verdict) -> Self {
-        let checks = Arc::new(Mutex::new(Checks([store, Verdict::Passes])));
-        let health = Self { reporter: HealthReporter::new(), checks };
+        let checks = Arc::new(Mutex::new(Checks([store, Verdict::Passes, Verdict::Passes])));
+        let health = Self { reporter: HealthReporter::new(), checks, telling: Arc::default() };
         health.report(LIVENESS, ServingStatus::Serving).await;
         health.set(Check::Store, store).await;
         health
@@ -91,6 +96,7 @@ impl Health {
 
     /// Notes how a check stands, and tells who asks or watches.
     pub async fn set(&self, check: Check, verdict: Verdict) {
+        let _telling = self.telling.lock().await;
         let ready = {
             let mut checks = self.checks.lock();
             checks.0[check as usize] = verdict;

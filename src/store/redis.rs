@@ -23,7 +23,7 @@ use super::{Pending, Store, StoreError};
 use crate::bucket::{Charge, Key, State, Taken, Timestamp};
 use crate::clock::Clock;
 use cluster::Cluster;
-use connect::{Dial, Role};
+use connect::{Access, Dial, Role};
 use deadpool_redis::redis::{self, Cmd, FromRedisValue};
 use node::{Node, Request};
 use script::{Probe, Run, Script};
@@ -100,10 +100,31 @@ impl RedisSettings {
 #[derive(Debug)]
 pub struct RedisStore {
     servers: Servers,
+    credentials: Credentials,
     limits: CallLimits,
     clock: ClockSource,
     take: Script,
     peek: Script,
+}
+
+/// How the servers are signed in to.
+#[derive(Debug)]
+struct Credentials {
+    /// Those that hold buckets.
+    servers: Access,
+    /// In the order in which they are configured.
+    sentinels: Vec<Access>,
+}
+
+impl Credentials {
+    /// Those that hold buckets, and the sentinels, as the configuration says.
+    fn stated(topology: &Topology) -> (Option<&RedisUrl>, &[RedisUrl]) {
+        match topology {
+            Topology::Standalone(url) => (Some(url), &[]),
+            Topology::Sentinel { sentinels, access, .. } => (Some(access), sentinels),
+            Topology::Cluster(urls) => (urls.first(), &[]),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -129,20 +150,40 @@ impl RedisStore {
     pub fn new(settings: RedisSettings) -> Self {
         let RedisSettings { topology, limits, clock, client_name, key_prefix } = settings;
         let probe = Probe::new(&key_prefix);
-        let dial = |url, role| Dial { url, client_name: client_name.as_str().into(), role };
+        let (first, sentinels) = Credentials::stated(&topology);
+        let access = Access::of(first.expect("a cluster is configured with at least one node"));
+        let credentials =
+            Credentials { servers: access.clone(), sentinels: sentinels.iter().map(Access::of).collect() };
+        let dial = |url, access: &Access, role| {
+            let (access, client_name) = (access.clone(), client_name.as_str().into());
+            Dial { url, access, client_name, role }
+        };
         let servers = match topology {
-            Topology::Standalone(url) => Servers::One(Node::new(dial(url, Role::Any), limits, probe)),
-            Topology::Sentinel { sentinels, master, access } => {
-                let sentinels = sentinels.into_iter().map(|url| dial(url, Role::Any)).collect();
-                let sentinel = Sentinel::follow(sentinels, master, dial(access, Role::Master), limits, probe);
+            Topology::Standalone(url) => Servers::One(Node::new(dial(url, &access, Role::Any), limits, probe)),
+            Topology::Sentinel { sentinels, master, access: url } => {
+                let sentinels = sentinels.into_iter().zip(&credentials.sentinels);
+                let sentinels = sentinels.map(|(url, access)| dial(url, access, Role::Any)).collect();
+                let sentinel = Sentinel::follow(sentinels, master, dial(url, &access, Role::Master), limits, probe);
                 Servers::Sentinel(Box::new(sentinel))
             }
             Topology::Cluster(urls) => {
-                let seeds = urls.into_iter().map(|url| dial(url, Role::Any)).collect();
+                let seeds = urls.into_iter().map(|url| dial(url, &access, Role::Any)).collect();
                 Servers::Cluster(Arc::new(Shards::of(Cluster::follow(seeds, limits, probe, key_prefix))))
             }
         };
-        Self { servers, limits, clock, take: Script::take(), peek: Script::peek() }
+        Self { servers, credentials, limits, clock, take: Script::take(), peek: Script::peek() }
+    }
+
+    /// Has connections that are made from now on signed in to as `topology` says: with its user, its passwords and its
+    /// certificates. Nothing else of it is followed, and connections that stand go on.
+    pub fn sign_in_as(&self, topology: &Topology) {
+        let (servers, sentinels) = Credentials::stated(topology);
+        if let Some(url) = servers {
+            self.credentials.servers.change(url);
+        }
+        for (access, url) in self.credentials.sentinels.iter().zip(sentinels) {
+            access.change(url);
+        }
     }
 
     /// Servers that are not asked for the time being, as they failed several times in a row.

@@ -33,7 +33,7 @@ fn a_replica_is_alive_and_ready_until_it_drains_and_alive_until_it_ends() {
     until(service.admin, "/readyz", |answer| answer.status() == 200);
     let answer = get(service.admin, "/readyz");
     assert_eq!((answer.body.as_str(), get(service.admin, "/livez").body.as_str()), ("ready\n", "alive\n"));
-    assert_eq!(get(service.admin, "/readyz?verbose").body, "[+] store ok\n[+] drain ok\nready\n");
+    assert_eq!(get(service.admin, "/readyz?verbose").body, "[+] store ok\n[+] config ok\n[+] drain ok\nready\n");
     service.signal("TERM");
     let answer = until(service.admin, "/readyz", |answer| answer.status() == 503);
     assert_eq!(answer.body, "[-] drain failed: draining\nnot ready\n");
@@ -53,7 +53,10 @@ fn readyz_says_why_a_replica_without_its_store_is_not_ready() {
 
     let optional = Tidegate::start(&format!("redis: {{urls: ['{url}']}}\nreadiness_requires_store: false\n"));
     let answer = until(optional.admin, "/readyz?verbose", |answer| answer.body.contains("connection"));
-    assert_eq!((answer.status(), answer.body.as_str()), (200, "[!] store warning: connection\n[+] drain ok\nready\n"));
+    assert_eq!(
+        (answer.status(), answer.body.as_str()),
+        (200, "[!] store warning: connection\n[+] config ok\n[+] drain ok\nready\n")
+    );
     assert_eq!(get(optional.admin, "/readyz").body, "ready\n");
 
     let _server = Server::back(&place);

@@ -28,6 +28,7 @@ mod redis_cluster;
 mod redis_sentinel;
 mod redis_store;
 mod redis_tls;
+mod reload;
 mod serve;
 mod store;
 mod support;

@@ -18,7 +18,7 @@ const MAY_USE: [(&str, &[&str]); 14] = [
     ("server", &["complaint", "ext_authz", "metrics"]),
     ("config", &["bucket", "policy", "store", "server"]),
     ("app", &["bucket", "clock", "policy", "metrics", "store", "limiter", "ext_authz", "server", "config"]),
-    ("cli", &["app", "config", "policy", "store", "bucket"]),
+    ("cli", &["app", "config", "ext_authz", "policy", "store", "bucket"]),
     ("main", &["cli"]),
 ];
 

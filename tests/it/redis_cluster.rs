@@ -1,7 +1,7 @@
 //! The Redis store on a real Cluster: all buckets or none, refunds, redirects, and a shard that is away.
 
 use crate::support::cluster::{Cluster, Coverage, MASTERS, shard, slot};
-use crate::support::redis::{PATIENCE, within};
+use crate::support::redis::{PATIENCE, change_password, within};
 use crate::support::{NEVER, charge, eventually, quota, unique_prefix, user};
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
@@ -258,4 +258,30 @@ async fn a_cluster_of_which_no_node_answers_is_a_connection_error_that_names_no_
     let error = store.take(&charges(&key_of_each_shard(), 1.0)).await.unwrap_err();
     assert_eq!(error.kind(), "connection", "{error}");
     assert!(!error.to_string().contains("s3cret"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_password_of_the_nodes_is_used_for_the_connections_that_come_after_it() {
+    let cluster = Cluster::start(Coverage::Full);
+    let store = RedisStore::new(within(Duration::from_secs(2), settings(&cluster)));
+    let charges = charges(&key_of_each_shard(), PLENTY);
+    assert!(store.take(&charges).await.unwrap().admitted);
+    let mut nodes: Vec<_> = cluster.nodes.iter().map(|node| node.connection()).collect();
+    nodes.iter_mut().for_each(|node| change_password(node, "of-the-nodes"));
+    until(&store, &charges, Result::is_err).await;
+    let Topology::Cluster(urls) = settings(&cluster).topology else { panic!("it is a cluster") };
+    store.sign_in_as(&Topology::Cluster(urls.into_iter().map(|url| url.with_password("of-the-nodes")).collect()));
+    until(&store, &charges, Result::is_ok).await;
+}
+
+async fn until(store: &RedisStore, charges: &[Charge], wanted: impl Fn(&Result<Taken, StoreError>) -> bool) {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    loop {
+        let answer = store.take(charges).await;
+        if wanted(&answer) {
+            return;
+        }
+        assert!(std::time::Instant::now() < deadline, "still {answer:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }

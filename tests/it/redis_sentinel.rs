@@ -1,6 +1,6 @@
 //! The Redis store on real Sentinels: passwords of both, failovers that are asked for and that are not.
 
-use crate::support::redis::{PATIENCE, Server, within};
+use crate::support::redis::{PATIENCE, Server, change_password, clients_of_ours, within};
 use crate::support::sentinel::{MASTER_NAME, PASSWORD, SENTINEL_PASSWORD, Trio};
 use crate::support::{charge, eventually, insist, quota, told, unique_prefix, user};
 use std::sync::Arc;
@@ -116,6 +116,26 @@ async fn without_sentinels_the_master_that_is_known_goes_on() {
     eventually("the sentinels are gone", || {
         trio.sentinels.iter().all(|s| s.try_run::<String>(&["PING"]).is_err()).then_some(())
     });
+    for _ in 0..20 {
+        assert!(store.take(&one()).await.unwrap().admitted);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn new_passwords_of_master_and_sentinels_are_used_for_the_connections_that_come_after_them() {
+    let trio = Trio::start();
+    let store = store(&trio);
+    until(&store, Result::is_ok).await;
+    let mut master = trio.data[0].connection();
+    let mut sentinels: Vec<_> = trio.sentinels.iter().map(Server::connection).collect();
+    change_password(&mut master, "new-of-the-data");
+    until(&store, Result::is_err).await;
+    store.sign_in_as(&settings(&trio, MASTER_NAME, "new-of-the-data", "new-of-the-sentinels").topology);
+    until(&store, Result::is_ok).await;
+    for sentinel in &mut sentinels {
+        change_password(sentinel, "new-of-the-sentinels");
+        eventually("the sentinel is listened to again", || (!clients_of_ours(sentinel).is_empty()).then_some(()));
+    }
     for _ in 0..20 {
         assert!(store.take(&one()).await.unwrap().admitted);
     }

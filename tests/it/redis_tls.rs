@@ -110,6 +110,19 @@ async fn a_server_that_asks_for_a_certificate_is_shown_one() {
 }
 
 #[tokio::test]
+async fn new_certificates_are_trusted_and_shown_by_the_connections_that_come_after_them() {
+    let authority = Authority::new();
+    let (_server, port) = authority.start(&["--tls-auth-clients", "yes"]);
+    let outdated = TlsFiles { ca: Some(ca().pem().into_bytes()), client: None };
+    let store = store(port, &outdated);
+    assert_eq!(error(&store).await.kind(), "connection");
+    let (certificate, key) = authority.client.clone();
+    let files = TlsFiles { client: Some((certificate.into_bytes(), key.into_bytes())), ..authority.files() };
+    store.sign_in_as(&Topology::Standalone(url(port, &files)));
+    assert!(store.take(&one()).await.unwrap().admitted);
+}
+
+#[tokio::test]
 async fn plain_and_tls_that_meet_are_an_error_and_no_hang() {
     let authority = Authority::new();
     let (server, port) = authority.start(&["--tls-auth-clients", "no"]);

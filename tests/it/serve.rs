@@ -511,15 +511,6 @@ fn an_ending_process_leaves_the_socket_of_its_successor() {
 }
 
 #[test]
-fn sighup_is_said_to_do_nothing_and_does_nothing() {
-    let mut service = Tidegate::start("drain: 0s\n");
-    service.signal("HUP");
-    service.wait_for_log("does not reload");
-    service.signal("TERM");
-    assert_eq!(service.wait(), Some(0));
-}
-
-#[test]
 fn a_redis_that_answers_pings_and_refuses_takes_is_not_ready() {
     let server = Server::start(&[]);
     let () = server.run(&["REPLICAOF", "127.0.0.1", "1"]);

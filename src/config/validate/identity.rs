@@ -1,7 +1,7 @@
 //! Where callers and their tiers are read, and warnings about what clients write themselves.
 
 use super::text::{count, each, header_name, texts};
-use crate::config::env::Overrides;
+use crate::config::env::{Given, Overrides};
 use crate::config::fault::Report;
 use crate::config::raw::{self, List};
 use crate::policy::api_key::Digester;
@@ -133,10 +133,25 @@ fn prefixes(raw: Option<&raw::Ip>, report: &mut Report) -> Option<Prefixes> {
 }
 
 fn digester(raw: Option<&raw::Identity>, overrides: &Overrides, report: &mut Report) -> Digester {
+    const PREVIOUS: &str = "identity.key_pepper_previous";
+    let mut pepper = |path: &str, over: Option<&Given>, file: Option<&raw::Secret>| {
+        if file.is_some_and(|pepper| pepper.0.is_empty()) {
+            report.fault(path, "is empty; write a secret, or leave it out");
+        }
+        over.cloned().or_else(|| file.map(|secret| Given::new(path, &secret.0)))
+    };
     let file = raw.and_then(|raw| raw.key_pepper.as_ref());
-    if file.is_some_and(|pepper| pepper.0.is_empty()) {
-        report.fault("identity.key_pepper", "is empty; write a secret, or leave it out");
+    let current = pepper("identity.key_pepper", overrides.key_pepper.as_ref(), file);
+    let file = raw.and_then(|raw| raw.key_pepper_previous.as_ref());
+    let previous = pepper(PREVIOUS, overrides.key_pepper_previous.as_ref(), file);
+    let digester = Digester::new(current.as_ref().map(|pepper| pepper.text().as_bytes()));
+    let Some(previous) = previous else { return digester };
+    match current {
+        None => report.fault(previous.path, "goes with a key_pepper that replaces it; write that too, or remove this"),
+        Some(current) if current.text() == previous.text() => {
+            report.warn(previous.path, "is the same as key_pepper, and of no use");
+        }
+        Some(_) => return digester.with_previous(previous.text().as_bytes()),
     }
-    let pepper = overrides.key_pepper.as_ref().map(|given| given.text()).or(file.map(|secret| secret.0.as_str()));
-    Digester::new(pepper.map(str::as_bytes))
+    digester
 }

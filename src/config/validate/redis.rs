@@ -2,7 +2,7 @@
 
 use super::settings::first;
 use super::text::{count, span};
-use crate::config::env::{Files, Given, Overrides, read_at_most};
+use crate::config::env::{Files, Given, Overrides};
 use crate::config::fault::{Report, item, quoted};
 use crate::config::raw;
 use crate::config::settings::Redis;
@@ -251,7 +251,7 @@ fn tls(raw: Option<&raw::Tls>, urls: &[(String, RedisUrl)], files: Files, report
     }
     let mut read = |path: &str, file: Option<&str>| {
         let file = file.filter(|_| files == Files::Read)?;
-        let fault = match read_at_most(Path::new(file), MAX_PEM) {
+        let fault = match report.files.read(Path::new(file), MAX_PEM) {
             Ok(pem) if pem.len() <= MAX_PEM => return Some(pem),
             Ok(_) => format!("is longer than {MAX_PEM} bytes"),
             Err(error) => format!("cannot be read: {error}"),

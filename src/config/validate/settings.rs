@@ -5,7 +5,7 @@ use super::text::{count, span};
 use crate::config::env::{Given, Overrides};
 use crate::config::fault::{Report, listed, nearest, quoted};
 use crate::config::raw::{self, Raw};
-use crate::config::settings::{ClockSource, DenyCache, KeyMetadata, Log, LogFormat, Settings};
+use crate::config::settings::{ClockSource, DenyCache, KeyMetadata, Log, LogFormat, Settings, Token};
 use crate::server::Listen;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -13,11 +13,14 @@ use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
 const MINUTES_5: Duration = Duration::from_secs(300);
+/// Nobody guesses a random token of so many bytes over HTTP.
+const SHORTEST_TOKEN: usize = 16;
 const DAY: Duration = Duration::from_secs(86_400);
 
 pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) -> Option<Settings> {
     let listen = listen(raw, overrides, report);
     let admin = admin(raw, overrides, report);
+    let admin_token = admin_token(raw, overrides, report);
     let redis = redis::redis(raw.redis.as_ref(), overrides, report);
     let capacity = raw.memory.as_ref().and_then(|memory| memory.capacity);
     let capacity = count("memory.capacity", capacity, 1_000_000, 1..=1_000_000_000, report);
@@ -31,6 +34,7 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
     Some(Settings {
         listen: listen?,
         admin: admin?,
+        admin_token: admin_token?,
         redis: redis?,
         memory_capacity: usize::try_from(capacity?).unwrap_or(usize::MAX),
         deny_cache: deny_cache?,
@@ -125,6 +129,21 @@ fn admin_at(given: &Given, report: &mut Report) -> Option<Option<SocketAddr>> {
     given.text().parse().map(Some).map_err(|_| report.fault(&given.path, told())).ok()
 }
 
+/// The outer `None`: there are faults. The inner: there is none.
+fn admin_token(raw: &Raw, overrides: &Overrides, report: &mut Report) -> Option<Option<Token>> {
+    let file = raw.admin.as_ref().and_then(|admin| admin.token.as_ref());
+    let file = file.map(|token| Given::new("admin.token", &token.0));
+    first(overrides.admin_token.as_ref(), file, report, |given, report| {
+        let token = given.text();
+        if token.len() >= SHORTEST_TOKEN && token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Some(Token::new(token));
+        }
+        let right = format!("write {SHORTEST_TOKEN} bytes or more of printable ASCII without blanks");
+        report.fault(&given.path, format!("is no token; {right}"));
+        None
+    })
+}
+
 /// The outer `None`: there are faults. The inner: connections grow as old as they like.
 fn max_connection_age(raw: &Raw, report: &mut Report) -> Option<Option<Duration>> {
     const PATH: &str = "max_connection_age";
@@ -152,7 +171,7 @@ fn log(raw: Option<&raw::Log>, overrides: &Overrides, report: &mut Report) -> Op
     Some(Log { filter: filter?.unwrap_or_else(|| "info".into()), format: format? })
 }
 
-fn filter_of(given: &Given, report: &mut Report) -> Option<String> {
+pub(super) fn filter_of(given: &Given, report: &mut Report) -> Option<String> {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let text = given.text().trim();
     let right = format!("write one of {}, or a list such as info,tidegate::store=debug", listed(LEVELS));

@@ -5,8 +5,8 @@
 //! host (DNS rebinding) or comes from a page (`Origin`).
 
 use super::{Answer, Told, json};
-use hyper::header::{AUTHORIZATION, HOST, HeaderMap, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
 use hyper::StatusCode;
+use hyper::header::{AUTHORIZATION, HOST, HeaderMap, HeaderValue, ORIGIN, WWW_AUTHENTICATE};
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use std::fmt;
@@ -79,7 +79,8 @@ impl Refusal {
         const SEND: &str = "send `authorization: Bearer <token>`";
         match self {
             Self::WrongToken => {
-                let mut answer = json(Told::fault(StatusCode::UNAUTHORIZED, format!("no token, or another one: {SEND}")));
+                let mut answer =
+                    json(Told::fault(StatusCode::UNAUTHORIZED, format!("no token, or another one: {SEND}")));
                 answer.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
                 answer
             }
@@ -118,7 +119,8 @@ mod tests {
     use super::*;
 
     fn admitted(address: &str, token: Option<&str>, headers: &[(&'static str, &str)]) -> Result<(), Refusal> {
-        let headers: HeaderMap = headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
+        let headers: HeaderMap =
+            headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
         Access::new(address.parse().unwrap(), token.map(str::as_bytes)).admit(&headers)
     }
 
@@ -128,7 +130,11 @@ mod tests {
             assert_eq!(admitted(address, Some("s3"), &[("authorization", "Bearer s3"), ("host", "any")]), Ok(()));
             assert_eq!(admitted(address, Some("s3"), &[("authorization", "bearer  s3 ")]), Ok(()));
             for wrong in ["Bearer s4", "Bearer s33", "Bearer", "Basic s3", "s3", ""] {
-                assert_eq!(admitted(address, Some("s3"), &[("authorization", wrong)]), Err(Refusal::WrongToken), "{wrong}");
+                assert_eq!(
+                    admitted(address, Some("s3"), &[("authorization", wrong)]),
+                    Err(Refusal::WrongToken),
+                    "{wrong}"
+                );
             }
             assert_eq!(admitted(address, Some("s3"), &[]), Err(Refusal::WrongToken));
         }

@@ -341,7 +341,8 @@ fn epoch(reply: &Value) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::connect::Role;
+    use super::super::connect::{Access, Role};
+    use super::super::url::RedisUrl;
     use super::*;
 
     fn bulk(text: &str) -> Value {
@@ -380,10 +381,9 @@ mod tests {
     #[test]
     fn every_master_is_probed_in_a_slot_that_it_has_now() {
         let address = |port| Address { host: "10.0.0.1".to_owned(), port };
-        let seeds = [7000, 7001].map(|port| Dial {
-            url: format!("redis://10.0.0.1:{port}").parse().expect("it is a URL"),
-            client_name: "test".into(),
-            role: Role::Any,
+        let seeds = [7000, 7001].map(|port| {
+            let url: RedisUrl = format!("redis://10.0.0.1:{port}").parse().expect("it is a URL");
+            Dial { access: Access::of(&url), url, client_name: "test".into(), role: Role::Any }
         });
         let known = Known {
             seeds: seeds.into(),

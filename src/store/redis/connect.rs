@@ -5,6 +5,7 @@
 
 use super::RedisUrl;
 use super::url::Address;
+use arc_swap::ArcSwap;
 use deadpool::managed::{Manager, Metrics, Pool, RecycleError, RecycleResult};
 use deadpool_redis::redis::aio::{ConnectionLike as _, MultiplexedConnection, PubSub};
 use deadpool_redis::redis::{
@@ -115,10 +116,29 @@ pub(super) enum Role {
     Master,
 }
 
+/// How servers are signed in to: user, password and certificates of a URL of which nothing else is used. It may change
+/// while the process runs, and connections that stand go on.
+#[derive(Clone, Debug)]
+pub(super) struct Access(Arc<ArcSwap<RedisUrl>>);
+
+impl Access {
+    /// As this URL says.
+    pub(super) fn of(url: &RedisUrl) -> Self {
+        Self(Arc::new(ArcSwap::from_pointee(url.clone())))
+    }
+
+    /// Has connections that are made from now on signed in as this URL says.
+    pub(super) fn change(&self, url: &RedisUrl) {
+        self.0.store(Arc::new(url.clone()));
+    }
+}
+
 /// How a server is connected to.
 #[derive(Clone, Debug)]
 pub(super) struct Dial {
+    /// Where it is.
     pub(super) url: RedisUrl,
+    pub(super) access: Access,
     /// What CLIENT LIST on the server shows.
     pub(super) client_name: Arc<str>,
     pub(super) role: Role,
@@ -128,6 +148,11 @@ impl Dial {
     /// The same for another server.
     pub(super) fn at(&self, address: &Address) -> Self {
         Self { url: self.url.at(address), ..self.clone() }
+    }
+
+    /// The server's address with what it is signed in to with now.
+    pub(super) fn current(&self) -> RedisUrl {
+        self.url.signed_in_as(&self.access.0.load())
     }
 
     /// Connects and signs in.
@@ -146,7 +171,7 @@ impl Dial {
     }
 
     async fn connect_and_greet(&self) -> Result<Link, RedisError> {
-        let client = Client::open(self.url.reveal())?;
+        let client = Client::open(self.current().reveal())?;
         // The callers bound connecting and each call, so neither is timed a second time here.
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
@@ -167,7 +192,7 @@ impl Dial {
 
     /// Connects to listen to channels.
     pub(super) async fn listen(&self) -> Result<PubSub, RedisError> {
-        let client = Client::open(self.url.reveal())?;
+        let client = Client::open(self.current().reveal())?;
         self.in_time(client.get_async_pubsub()).await
     }
 }
@@ -253,8 +278,9 @@ mod tests {
     fn an_attempt_that_failed_unheard_is_not_told_to_those_who_come_later() {
         // Nobody listens there any more.
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let url = format!("redis://127.0.0.1:{port}").parse().unwrap();
-        let dial = Dial { url, client_name: "test".into(), role: Role::Any };
+        let url: RedisUrl = format!("redis://127.0.0.1:{port}").parse().unwrap();
+        let access = Access::of(&url);
+        let dial = Dial { url, access, client_name: "test".into(), role: Role::Any };
         let connector = Connector { dial, attempt: Mutex::new(None) };
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
             let attempt = connector.attempt();

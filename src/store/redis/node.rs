@@ -173,7 +173,11 @@ impl Node {
 
     /// A failure of a call, in the words of the port.
     pub(super) fn told(&self, failure: &Failure) -> StoreError {
-        failure.told(self.url(), self.limits.timeout)
+        match failure {
+            // What the server says is searched for the password of now.
+            Failure::Redis(_) => failure.told(&self.dial.current(), self.limits.timeout),
+            _ => failure.told(self.url(), self.limits.timeout),
+        }
     }
 
     /// Asks, whatever the breaker says, and tells the breaker nothing.
@@ -337,14 +341,15 @@ impl Drop for Call<'_> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-    use super::super::connect::Role;
+    use super::super::connect::{Access, Role};
     use super::*;
 
     #[tokio::test]
     async fn a_command_that_would_be_answered_after_the_deadline_is_not_sent() {
         let seconds = Duration::from_secs;
-        let url = "redis://127.0.0.1:1".parse().unwrap();
-        let dial = Dial { url, client_name: "tidegate".into(), role: Role::Any };
+        let url: RedisUrl = "redis://127.0.0.1:1".parse().unwrap();
+        let access = Access::of(&url);
+        let dial = Dial { url, access, client_name: "tidegate".into(), role: Role::Any };
         let limits = CallLimits { timeout: seconds(100), ..CallLimits::default() };
         let node = Node::new(dial, limits, Probe::new("rl:"));
         let (pulse, now) = (Pulse::new(), Instant::now());

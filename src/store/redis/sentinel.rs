@@ -160,7 +160,7 @@ impl Watcher {
         let complaint = Complaint::default();
         loop {
             let Err(error) = self.listen().await;
-            let error = self.dial.url.redact(one_line(&error));
+            let error = self.dial.current().redact(one_line(&error));
             *why.lock() = format!("{}: {error}", self.dial.url);
             complaint.say(|more| tracing::warn!(sentinel = %self.dial.url, error, more, "a sentinel does not answer"));
             sleep(jittered(RETRY)).await;

@@ -189,6 +189,33 @@ impl RedisUrl {
         Self { info: self.info.clone().set_addr(there), shown: format!("{scheme}://{address}") }
     }
 
+    /// The same server, signed in to as another is.
+    #[must_use]
+    pub(super) fn signed_in_as(&self, other: &Self) -> Self {
+        let info = self.info.clone().set_redis_settings(other.info.redis_settings().clone());
+        let info = match (self.info.addr().clone(), other.info.addr()) {
+            (ConnectionAddr::TcpTls { host, port, insecure, .. }, ConnectionAddr::TcpTls { tls_params, .. }) => {
+                let tls_params = tls_params.clone();
+                info.set_addr(ConnectionAddr::TcpTls { host, port, insecure, tls_params })
+            }
+            _ => info,
+        };
+        Self { info, shown: self.shown.clone() }
+    }
+
+    /// Whether both are one server, however it is signed in to and whichever of its databases is meant.
+    pub fn is_at_same_place(&self, other: &Self) -> bool {
+        let place = |url: &Self| match url.info.addr() {
+            ConnectionAddr::Tcp(host, port) => (false, host.clone(), *port),
+            ConnectionAddr::TcpTls { host, port, .. } => (true, host.clone(), *port),
+            ConnectionAddr::Unix(path) => (false, path.display().to_string(), 0),
+            // There are no others.
+            _ => (false, url.shown.clone(), 0),
+        };
+        let protocol = |url: &Self| url.info.redis_settings().protocol();
+        place(self) == place(other) && protocol(self) == protocol(other)
+    }
+
     /// The same address, with nothing of how this one is signed in to.
     #[must_use]
     pub fn without_credentials(self) -> Self {

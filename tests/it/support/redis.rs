@@ -230,3 +230,21 @@ fn binary() -> String {
     );
     name
 }
+
+/// The ids of the connections of tidegate's stores, by the name that they give themselves.
+pub fn clients_of_ours(connection: &mut Connection) -> Vec<String> {
+    let list: String = redis::cmd("CLIENT").arg("LIST").query(connection).unwrap();
+    let ours = list.lines().filter(|line| line.contains(" name=tidegate "));
+    ours.map(|line| line.split(' ').next().unwrap().trim_start_matches("id=").to_owned()).collect()
+}
+
+/// Has another password asked for, and closes the connections of tidegate's stores; this one stays, and so do those of
+/// other servers.
+pub fn change_password(connection: &mut Connection, password: &str) {
+    let rule = format!(">{password}");
+    let () = redis::cmd("ACL").arg(&["SETUSER", "default", "resetpass", &rule]).query(connection).unwrap();
+    for id in clients_of_ours(connection) {
+        // It may have gone by itself.
+        let _: redis::RedisResult<i64> = redis::cmd("CLIENT").arg(&["KILL", "ID", &id]).query(connection);
+    }
+}

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -33,7 +34,7 @@ pub struct Tidegate {
     pub address: SocketAddr,
     pub admin: SocketAddr,
     log: Arc<Mutex<String>>,
-    _config: NamedTempFile,
+    _config: Option<NamedTempFile>,
 }
 
 impl Tidegate {
@@ -51,8 +52,18 @@ impl Tidegate {
     pub fn start_on(listen: &str, config: &str, environment: &[(&str, &str)]) -> Self {
         let mut file = NamedTempFile::new().unwrap();
         file.write_all(config.as_bytes()).unwrap();
+        let path = file.path().to_owned();
+        Self::run(listen, &path, environment, Some(file))
+    }
+
+    /// As [`Tidegate::start_with`], with a file that the test may change meanwhile.
+    pub fn start_at(config: &Path, environment: &[(&str, &str)]) -> Self {
+        Self::run("127.0.0.1:0", config, environment, None)
+    }
+
+    fn run(listen: &str, config: &Path, environment: &[(&str, &str)], file: Option<NamedTempFile>) -> Self {
         let mut child = program(&["serve", "--listen", listen, "--config"])
-            .arg(file.path())
+            .arg(config)
             .env("TIDEGATE_LOG_FORMAT", "json")
             .envs(environment.iter().copied())
             .stderr(Stdio::piped())
