@@ -36,7 +36,7 @@ impl Errands {
             // Who asked may have gone away.
             let _ = tell.send(catch_unwind(AssertUnwindSafe(errand)));
         };
-        self.queue.send(Box::new(errand)).ok().expect(ALIVE);
+        self.queue.send(Box::new(errand)).expect(ALIVE);
         told.await.expect(ALIVE).unwrap_or_else(|panicked| resume_unwind(panicked))
     }
 }

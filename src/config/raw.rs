@@ -268,7 +268,8 @@ pub(super) struct Identity {
     /// Where the tier is read; `[]` for the default tier only.
     pub(super) tier: Option<List<TierSource>>,
     /// Mixed into the digests of API keys, so that a stolen dump of Redis cannot be searched for guessed keys.
-    /// Better given in TIDEGATE_KEY_PEPPER or TIDEGATE_KEY_PEPPER_FILE. Changing it changes all digests.
+    /// Better given in TIDEGATE_KEY_PEPPER or TIDEGATE_KEY_PEPPER_FILE. Changing it changes all digests: see
+    /// `key_pepper_previous`.
     pub(super) key_pepper: Option<Secret>,
     /// The pepper before this one, while it is replaced: an API key that is not known under its digest of now is looked up
     /// under that of then, in `api_keys` and in Redis. Better given in TIDEGATE_KEY_PEPPER_PREVIOUS or
