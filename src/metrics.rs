@@ -4,6 +4,10 @@
 //! labels are known stand at 0 from the start, and counting in them is an index and an atomic addition. Knows nothing
 //! of what is counted.
 
+mod audit;
+
+pub use audit::Audit;
+
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, text};
@@ -22,7 +26,7 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 macro_rules! label {
     ($(#[$doc:meta])* $name:ident: $($(#[$word_doc:meta])* $variant:ident = $word:literal),+) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum $name { $($(#[$word_doc])* $variant),+ }
 
         impl $name {
@@ -69,6 +73,27 @@ label! {
     Policy: Allow = "allow", Deny = "deny", Local = "local"
 }
 
+label! {
+    /// What the audit trail tells of.
+    AuditEvent:
+    Denied = "denied",
+    /// Would have been denied, had denials been carried out.
+    ShadowDenied = "shadow_denied",
+    /// Let pass without the store.
+    Degraded = "degraded",
+    ConfigReloaded = "config_reloaded",
+    ConfigRefused = "config_refused",
+    BucketReset = "bucket_reset",
+    KeySet = "key_set",
+    KeyDeleted = "key_deleted",
+    LogFilterSet = "log_filter_set"
+}
+
+label! {
+    /// Where the audit trail is written.
+    AuditSink: Stdout = "stdout", File = "file", RedisStream = "redis_stream"
+}
+
 /// Whether the store is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Breaker {
@@ -87,6 +112,8 @@ pub struct Metrics {
     denials: Counters<3>,
     store_errors: Counters<1>,
     degraded: [Counter; Policy::ALL.len()],
+    /// What becomes of the audit trail.
+    pub audit: Audit,
 }
 
 /// The series of one tier.
@@ -125,8 +152,9 @@ impl Metrics {
         registry.register("degraded", "Checks decided without the store, by what was done", degraded.clone());
         registry.register("build", "What runs", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
 
+        let audit = Audit::register(&mut registry);
         let degraded = Policy::ALL.map(|policy| degraded.get_or_create_owned(&[("policy", policy.word().into())]));
-        Self { registry: Mutex::new(registry), checks, denials, store_errors, degraded }
+        Self { registry: Mutex::new(registry), checks, denials, store_errors, degraded, audit }
     }
 
     /// The series of these tiers: new ones at 0, those that were there before where they stand.
@@ -150,6 +178,16 @@ impl Metrics {
     /// Has `state` asked whenever the metrics are read.
     pub fn watch_breaker(&self, state: impl Fn() -> Breaker + Send + Sync + 'static) {
         self.registry.lock().register_collector(Box::new(BreakerState(state)));
+    }
+
+    /// Has `lengths` asked whenever the metrics are read: how many events wait for each sink of the audit trail. No more
+    /// than `capacity` do.
+    pub fn watch_audit_queues(
+        &self,
+        capacity: usize,
+        lengths: impl Fn() -> Vec<(AuditSink, usize)> + Send + Sync + 'static,
+    ) {
+        self.registry.lock().register_collector(audit::queues(capacity, lengths));
     }
 
     /// All of them, as OpenMetrics text.

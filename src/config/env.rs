@@ -22,11 +22,12 @@ const SENTINEL_PASSWORD: &str = "TIDEGATE_REDIS_SENTINEL_PASSWORD";
 const SENTINEL_PASSWORD_FILE: &str = "TIDEGATE_REDIS_SENTINEL_PASSWORD_FILE";
 const KEY_PEPPER: &str = "TIDEGATE_KEY_PEPPER";
 const KEY_PEPPER_FILE: &str = "TIDEGATE_KEY_PEPPER_FILE";
+const REPLICA: &str = "TIDEGATE_REPLICA";
 const LOG: &str = "TIDEGATE_LOG";
 const LOG_FORMAT: &str = "TIDEGATE_LOG_FORMAT";
 
 /// Every variable that is read.
-pub const VARIABLES: [&str; 12] = [
+pub const VARIABLES: [&str; 13] = [
     CONFIG,
     LISTEN,
     ADMIN_LISTEN,
@@ -37,6 +38,7 @@ pub const VARIABLES: [&str; 12] = [
     SENTINEL_PASSWORD_FILE,
     KEY_PEPPER,
     KEY_PEPPER_FILE,
+    REPLICA,
     LOG,
     LOG_FORMAT,
 ];
@@ -135,6 +137,17 @@ pub(super) fn read_at_most(path: &Path, limit: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// What this machine, or this container, is called.
+pub(super) fn hostname() -> String {
+    let from_file = |path: &str| String::from_utf8(read_at_most(Path::new(path), 256).ok()?).ok();
+    let named = std::env::var("HOSTNAME").ok();
+    let mut names = named
+        .into_iter()
+        .chain(["/proc/sys/kernel/hostname", "/etc/hostname"].iter().filter_map(|path| from_file(path)));
+    let name = names.find_map(|name| Some(name.trim().to_owned()).filter(|name| !name.is_empty()));
+    name.unwrap_or_else(|| "unknown".to_owned())
+}
+
 /// What the command line says.
 #[derive(Clone, Default)]
 pub struct Flags {
@@ -181,6 +194,7 @@ pub(super) struct Overrides {
     pub(super) redis_password: Option<Given>,
     pub(super) sentinel_password: Option<Given>,
     pub(super) key_pepper: Option<Given>,
+    pub(super) replica: Option<Given>,
     pub(super) log_filter: Option<Given>,
     pub(super) log_format: Option<Given>,
     pub(super) files: Files,
@@ -207,6 +221,7 @@ impl Overrides {
             redis_password: env.secret(REDIS_PASSWORD, REDIS_PASSWORD_FILE, report),
             sentinel_password: env.secret(SENTINEL_PASSWORD, SENTINEL_PASSWORD_FILE, report),
             key_pepper: env.secret(KEY_PEPPER, KEY_PEPPER_FILE, report),
+            replica: env.text(REPLICA, report),
             log_filter: env.text(LOG, report),
             log_format: env.text(LOG_FORMAT, report),
             files: Files::Read,

@@ -1,5 +1,6 @@
 //! What the process is built from: addresses, stores, times. A change here needs a restart.
 
+use crate::audit;
 use crate::server::Listen;
 use crate::store::redis::{CallLimits, Topology};
 use std::net::SocketAddr;
@@ -30,6 +31,8 @@ pub struct Settings {
     /// When a connection is to be replaced by a new one; `None` for never.
     pub max_connection_age: Option<Duration>,
     pub log: Log,
+    /// `None`: there is no audit trail.
+    pub audit: Option<audit::Settings>,
 }
 
 /// The servers that hold the buckets.

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tidegate::config;
-use tidegate::metrics::{Breaker, Decision, Metrics};
+use tidegate::metrics::{AuditSink, Breaker, Decision, Metrics};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -67,6 +67,7 @@ fn every_metric_and_every_decision_has_its_place_in_the_readme() {
     metrics.tiers(["free"]).checked("free", Decision::Allowed);
     metrics.store_failed("timeout");
     metrics.watch_breaker(|| Breaker::Closed);
+    metrics.watch_audit_queues(8192, || vec![(AuditSink::Stdout, 0)]);
     let (readme, told) = (fs::read_to_string(root().join("README.md")).unwrap(), metrics.text());
     let row = |name: &str| readme.lines().find(|line| line.starts_with(&format!("| `{name}` |"))).map(str::to_owned);
     let names = told.lines().filter(|line| !line.starts_with('#')).map(|line| line.split(['{', ' ']).next().unwrap());
