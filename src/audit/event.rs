@@ -177,6 +177,7 @@ pub(super) struct Event {
 }
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "nearly all events are answers, and each is behind an Arc of its own")]
 pub(super) enum Told {
     Answer {
         who: Kept,

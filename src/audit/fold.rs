@@ -104,8 +104,8 @@ impl Fold {
     }
 
     /// One event for all that were counted; none where none was.
-    fn told(self: Box<Self>, at: Timestamp) -> Option<Event> {
-        let Self { who, numbers, count, first, last } = *self;
+    fn told(self, at: Timestamp) -> Option<Event> {
+        let Self { who, numbers, count, first, last } = self;
         let repeats = Some(Repeats { count, first, last });
         (count > 0).then_some(Event { at, told: Told::Answer { who, numbers, excerpt: None, repeats } })
     }

@@ -54,7 +54,7 @@ fn sinks(raw: &raw::Audit, has_redis: bool, key_prefix: &str, report: &mut Repor
     each(SINKS, raw.sinks.as_ref(), report, |path, sink, report| {
         let sink = match sink {
             raw::AuditSink::Stdout => Some(SinkSettings::Stdout),
-            raw::AuditSink::File(file) => absolute(&field(path, "file.path"), file.path.as_deref(), report),
+            raw::AuditSink::File(file) => absolute(&format!("{path}.file.path"), file.path.as_deref(), report),
             raw::AuditSink::RedisStream(stream) => {
                 redis_stream(&field(path, "redis_stream"), stream, has_redis, key_prefix, report)
             }

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::NamedTempFile;
@@ -49,12 +49,18 @@ impl Tidegate {
 
     /// As [`Tidegate::start_with`], listening elsewhere than on a free port. On a unix socket, `address` means nothing.
     pub fn start_on(listen: &str, config: &str, environment: &[(&str, &str)]) -> Self {
+        Self::start_printing(Stdio::inherit(), listen, config, environment)
+    }
+
+    /// As [`Tidegate::start_on`], with its standard output somewhere.
+    pub fn start_printing(stdout: Stdio, listen: &str, config: &str, environment: &[(&str, &str)]) -> Self {
         let mut file = NamedTempFile::new().unwrap();
         file.write_all(config.as_bytes()).unwrap();
         let mut child = program(&["serve", "--listen", listen, "--config"])
             .arg(file.path())
             .env("TIDEGATE_LOG_FORMAT", "json")
             .envs(environment.iter().copied())
+            .stdout(stdout)
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
@@ -86,6 +92,11 @@ impl Tidegate {
             assert!(Instant::now() < deadline, "{text} is not in the log:\n{}", self.log());
             std::thread::yield_now();
         }
+    }
+
+    /// Its standard output, where that is a pipe.
+    pub fn stdout(&mut self) -> ChildStdout {
+        self.child.stdout.take().unwrap()
     }
 
     pub fn pid(&self) -> u32 {
