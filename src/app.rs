@@ -8,6 +8,7 @@ mod reload;
 mod watch;
 mod watched;
 
+use crate::audit::{self, Audit};
 use crate::clock::{SteadyClock, SystemClock};
 use crate::config::{ClockSource, Config, FilesRead, Settings, Source, Token};
 use crate::ext_authz::Service;
@@ -45,6 +46,8 @@ pub enum AppError {
     Signals(#[source] io::Error),
     #[error(transparent)]
     Server(#[from] ServerError),
+    #[error("cannot start the audit trail: {0}")]
+    Audit(#[source] io::Error),
     #[error("log.filter: {0}")]
     Log(#[from] ParseError),
 }
@@ -72,18 +75,31 @@ fn memory_store(settings: &Settings) -> Arc<MemoryStore> {
 /// # Panics
 /// Outside a tokio runtime.
 pub fn redis_store(settings: &Settings, key_prefix: &str) -> Option<Arc<RedisStore>> {
+    redis_settings(settings, key_prefix).map(|redis| Arc::new(RedisStore::new(redis)))
+}
+
+fn redis_settings(settings: &Settings, key_prefix: &str) -> Option<RedisSettings> {
     let servers = settings.redis.as_ref()?;
     let clock = match settings.clock {
         ClockSource::Redis => redis::ClockSource::Redis,
         ClockSource::Local => redis::ClockSource::Local(Arc::new(SystemClock)),
     };
-    Some(Arc::new(RedisStore::new(RedisSettings {
+    Some(RedisSettings {
         topology: servers.topology.clone(),
         limits: servers.limits,
         clock,
         client_name: servers.client_name.clone(),
         key_prefix: key_prefix.to_owned(),
-    })))
+    })
+}
+
+/// The audit trail, and what ends it when it is dropped, if the settings say so.
+fn audit(settings: &Settings, limiter: &Limiter) -> Result<Option<(Arc<Audit>, audit::Ending)>, AppError> {
+    let Some(audit) = &settings.audit else { return Ok(None) };
+    let redis = redis_settings(settings, &limiter.snapshot().policy().key_prefix);
+    let started = Audit::start(audit, redis, limiter.metrics().clone()).map_err(AppError::Audit)?;
+    tracing::info!(sinks = ?audit.sinks, hash_users = audit.hash_users, fold = ?audit.fold, replica = audit.replica, "audit trail");
+    Ok(Some(started))
 }
 
 /// The limiter over `store`; with Redis it asks there of API keys, if the settings let it. Whether requests have any is
@@ -140,6 +156,8 @@ async fn run(config: Config, source: Source, files: FilesRead) -> Result<(), App
         (None, None) => memory.insert(memory_store(&settings)).clone(),
     };
     let limiter = Arc::new(limiter(policy, store.clone(), redis.clone(), &settings));
+    // Held to the end, when it writes out what is left.
+    let (audit, _audit) = audit(&settings, &limiter)?.unzip();
     let meaning = if settings.readiness_requires_store { Meaning::Required } else { Meaning::Optional };
     let health = Health::new(meaning.unasked()).await;
     watched::watch(&limiter, &health, redis.as_ref(), deny_cache.as_ref(), memory.as_ref());
@@ -161,6 +179,7 @@ async fn run(config: Config, source: Source, files: FilesRead) -> Result<(), App
         health: health.clone(),
         errands: errands.clone(),
         access: access.clone(),
+        audit: audit.clone(),
     };
     let loaded = Loaded::at_start(hash, shown);
     let filter = log.clone();
@@ -170,7 +189,13 @@ async fn run(config: Config, source: Source, files: FilesRead) -> Result<(), App
     });
     let reloader = Arc::new(reloader);
     if let Some(admin) = admin {
-        let operations = Desk { limiter: limiter.clone(), store: store.clone(), reloader: reloader.clone(), log };
+        let operations = Desk {
+            limiter: limiter.clone(),
+            store: store.clone(),
+            reloader: reloader.clone(),
+            audit: audit.clone(),
+            log,
+        };
         let pages = Pages {
             health: health.clone(),
             metrics: limiter.metrics().clone(),
@@ -180,13 +205,13 @@ async fn run(config: Config, source: Source, files: FilesRead) -> Result<(), App
         // To the very end: who looks on wants to see the drain too.
         tokio::spawn(admin.serve(pages));
     }
-    tokio::spawn(reload_on_hangup(reloader.clone()).map_err(AppError::Signals)?);
+    tokio::spawn(reload_on_hangup(reloader.clone(), audit.clone()).map_err(AppError::Signals)?);
     tokio::spawn(watch::follow(reloader, errands));
     let follower = Follower { store, health: health.clone(), meaning, limiter: limiter.clone() };
     let readiness = tokio::spawn(readiness::follow(follower));
     let (stop, stopped) = oneshot::channel::<()>();
     let lifetime = Lifetime { max_age: settings.max_connection_age, grace: settings.shutdown };
-    let serving = endpoint.serve(Service::new(limiter), &health, lifetime, async move {
+    let serving = endpoint.serve(Service::new(limiter).audited(audit), &health, lifetime, async move {
         // The sender gone means the same.
         let _ = stopped.await;
     });
@@ -247,11 +272,14 @@ fn announce(endpoint: &Endpoint, admin: Option<&Admin>, settings: &Settings, lim
     tracing::info!(version, %listen, %admin, %store, mode = ?policy.mode, on_store_error = ?policy.on_store_error, "serving");
 }
 
-/// Reloads the configuration on each SIGHUP, for ever.
-fn reload_on_hangup(reloader: Arc<Reloader>) -> io::Result<impl Future<Output = ()>> {
+/// On each SIGHUP, for ever, opens the audit trail's file anew and reloads the configuration.
+fn reload_on_hangup(reloader: Arc<Reloader>, audit: Option<Arc<Audit>>) -> io::Result<impl Future<Output = ()>> {
     let mut hangup = signal(SignalKind::hangup())?;
     Ok(async move {
         while hangup.recv().await.is_some() {
+            if let Some(audit) = &audit {
+                audit.reopen();
+            }
             // What came of it is logged.
             let _ = reloader.reload(Cause::Signal).await;
         }

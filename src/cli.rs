@@ -36,6 +36,7 @@ Environment (a flag comes before it, the config file after it):
   TIDEGATE_REDIS_SENTINEL_PASSWORD  that of the sentinels; or TIDEGATE_REDIS_SENTINEL_PASSWORD_FILE
   TIDEGATE_KEY_PEPPER           mixed into the digests of API keys; or TIDEGATE_KEY_PEPPER_FILE
   TIDEGATE_KEY_PEPPER_PREVIOUS  the one before it, while it is replaced; or TIDEGATE_KEY_PEPPER_PREVIOUS_FILE
+  TIDEGATE_REPLICA              what this process is called in the audit trail; else the host's name
   TIDEGATE_LOG                  error, warn, info, debug, trace, off, or a list: info,tidegate::store=debug
   TIDEGATE_LOG_FORMAT           text or json
 

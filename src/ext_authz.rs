@@ -12,6 +12,7 @@ mod scan;
 
 pub use explain::explain;
 
+use crate::audit::{Audit, Excerpt};
 use crate::limiter::{Checked, Limiter};
 use crate::policy::identity::Sources;
 use proto::authorization_server::Authorization;
@@ -26,11 +27,18 @@ pub const SERVICE: &str = proto::authorization_server::SERVICE_NAME;
 #[derive(Clone, Debug)]
 pub struct Service {
     limiter: Arc<Limiter>,
+    audit: Option<Arc<Audit>>,
 }
 
 impl Service {
     pub fn new(limiter: Arc<Limiter>) -> Self {
-        Self { limiter }
+        Self { limiter, audit: None }
+    }
+
+    /// Has a trail kept of what is refused.
+    #[must_use]
+    pub fn audited(self, audit: Option<Arc<Audit>>) -> Self {
+        Self { audit, ..self }
     }
 }
 
@@ -40,12 +48,16 @@ impl Authorization for Service {
         let check = check.into_inner();
         // Kept to the end: a policy that replaces it meanwhile is for checks that begin after that.
         let snapshot = self.limiter.snapshot();
-        let (grpc, answer) = {
+        let (grpc, excerpt, answer) = {
             let request = request::read(&check);
-            (request.is_grpc(), self.limiter.check(&snapshot, &request))
+            let excerpt = self.audit.as_ref().map(|_| Excerpt::of(&request));
+            (request.is_grpc(), excerpt, self.limiter.check(&snapshot, &request))
         };
         drop(check);
-        let Checked { plan, decision, .. } = answer.await;
+        let Checked { plan, decision, source, .. } = answer.await;
+        if let Some(audit) = &self.audit {
+            audit.checked(&plan, &decision, source, &snapshot.policy().sources.digester, excerpt);
+        }
         let (answers, sources) = (&snapshot.policy().answers, &snapshot.policy().sources);
         let wording =
             response::Wording { answers, digester: &sources.digester, key_headers: key_headers(sources), grpc };

@@ -11,6 +11,8 @@ pub mod metrics;
 pub mod recent;
 pub mod store;
 
+pub mod audit;
+
 pub mod limiter;
 
 pub mod ext_authz;

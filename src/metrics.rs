@@ -5,11 +5,13 @@
 //! of what is counted.
 
 mod asked;
+mod audit;
 pub mod catalogue;
 mod histogram;
 mod reloads;
 
 pub use asked::Values;
+pub use audit::Audit;
 pub use histogram::BOUNDS;
 pub use reloads::Reloads;
 
@@ -36,7 +38,7 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 macro_rules! label {
     ($(#[$doc:meta])* $name:ident: $($(#[$word_doc:meta])* $variant:ident = $word:literal),+) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum $name { $($(#[$word_doc])* $variant),+ }
 
         impl $name {
@@ -83,6 +85,27 @@ label! {
     Policy: Allow = "allow", Deny = "deny", Local = "local"
 }
 
+label! {
+    /// What the audit trail tells of.
+    AuditEvent:
+    Denied = "denied",
+    /// Would have been denied, had denials been carried out.
+    ShadowDenied = "shadow_denied",
+    /// Let pass without the store.
+    Degraded = "degraded",
+    ConfigReloaded = "config_reloaded",
+    ConfigRefused = "config_refused",
+    BucketReset = "bucket_reset",
+    KeySet = "key_set",
+    KeyDeleted = "key_deleted",
+    LogFilterSet = "log_filter_set"
+}
+
+label! {
+    /// Where the audit trail is written.
+    AuditSink: Stdout = "stdout", File = "file", RedisStream = "redis_stream"
+}
+
 type Labels<const N: usize> = [(&'static str, Cow<'static, str>); N];
 type Counters<const N: usize> = Series<Labels<N>, Counter>;
 
@@ -100,6 +123,8 @@ pub struct Metrics {
     abandoned: Counter,
     /// Reloads of the configuration.
     pub reloads: Reloads,
+    /// What becomes of the audit trail.
+    pub audit: Audit,
 }
 
 /// The series of one tier.
@@ -136,7 +161,7 @@ impl Metrics {
         register(&mut registry, catalogue::DENIALS, Counters::clone(&denials));
         register(&mut registry, catalogue::STORE_ERRORS, Counters::clone(&store_errors));
         register(&mut registry, catalogue::DEGRADED, degraded.clone());
-        let reloads = Reloads::register(&mut registry);
+        let (reloads, audit) = (Reloads::register(&mut registry), Audit::register(&mut registry));
         register(&mut registry, catalogue::ABANDONED_CHECKS, abandoned.clone());
         let metrics = Self {
             registry: Mutex::new(registry),
@@ -145,6 +170,7 @@ impl Metrics {
             store_errors,
             degraded: Policy::ALL.map(|policy| degraded.get_or_create_owned(&[("policy", policy.word().into())])),
             reloads,
+            audit,
             check_duration: Arc::default(),
             store_duration: Arc::default(),
             in_flight: Arc::default(),
@@ -218,6 +244,16 @@ impl Metrics {
     /// Has the values of a family with one label asked for whenever the metrics are read.
     pub fn watch_each(&self, family: Family, values: impl Fn() -> Values + Send + Sync + 'static) {
         self.registry.lock().register_collector(Box::new(Asked { family, values: Box::new(values) }));
+    }
+
+    /// Has `lengths` asked whenever the metrics are read: how many events wait for each sink of the audit trail. No more
+    /// than `capacity` do.
+    pub fn watch_audit_queues(
+        &self,
+        capacity: usize,
+        lengths: impl Fn() -> Vec<(AuditSink, usize)> + Send + Sync + 'static,
+    ) {
+        self.registry.lock().register_collector(audit::queues(capacity, lengths));
     }
 
     /// All of them, as OpenMetrics text.

@@ -1,7 +1,8 @@
 //! What a check costs: over gRPC against the running service, and in its parts, beside the ceilings of the same run.
 //!
 //! `cargo bench --bench check [-- SECONDS_PER_ROW [CALLERS]]`, or `… -- overhead BINARY [SECONDS [CALLERS]]` for what it
-//! costs to be observed, where BINARY was built with `--cfg unobserved`. Prints tables in Markdown. Ratios hold across machines better
+//! costs to be observed, where BINARY was built with `--cfg unobserved`, or `… -- blocked [SECONDS [CALLERS]]` for an audit
+//! trail that nobody reads. Prints tables in Markdown. Ratios hold across machines better
 //! than the numbers do. Needs `redis-server` (on PATH, or `REDIS_SERVER=`).
 
 #![allow(
@@ -12,6 +13,7 @@
     reason = "a benchmark prints, and fails by panicking"
 )]
 
+mod blocked;
 mod http2;
 mod identities;
 mod load;
@@ -39,6 +41,9 @@ fn main() {
     let length = Duration::from_secs(seconds);
     if let Some(unobserved) = std::env::args().skip_while(|argument| argument != "overhead").nth(1) {
         return overhead::print(&unobserved, &identities::requests(0..callers), length, ROUNDS);
+    }
+    if std::env::args().any(|argument| argument == "blocked") {
+        return blocked::print(&identities::requests(0..callers), length, ROUNDS);
     }
     Table { length, callers }.print();
     memory_of_a_million_callers();

@@ -1,8 +1,8 @@
 //! The processes that are measured, each a child of its own so that its CPU time is its own.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::SocketAddr;
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 use tidegate::ext_authz::proto::authorization_server::{Authorization, AuthorizationServer};
 use tidegate::ext_authz::proto::{CheckRequest, CheckResponse, OkHttpResponse, Status, check_response::HttpResponse};
@@ -20,6 +20,8 @@ pub(crate) const STINGY: &str = "{max_tokens: 1, refill_rate: 0.001}";
 pub(crate) struct Service {
     child: Child,
     pub(crate) address: SocketAddr,
+    /// Where its metrics are, if it was started with such.
+    admin: Option<SocketAddr>,
     _config: Option<tempfile::NamedTempFile>,
 }
 
@@ -37,7 +39,7 @@ impl Service {
             Command::new(std::env::current_exe().unwrap()).arg(EMPTY_CHECK).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        Self { address: line.trim().parse().unwrap(), child, _config: None }
+        Self { address: line.trim().parse().unwrap(), admin: None, child, _config: None }
     }
 
     /// tidegate as it ships, with one quota for all buckets of the one tier that callers have.
@@ -47,6 +49,18 @@ impl Service {
 
     /// As [`Service::tidegate`], of any build, with more of a config. What it prints is nobody's.
     pub(crate) fn run(binary: &str, redis: Option<&str>, quota: &str, config_too: &str) -> Self {
+        Self::printing(Stdio::null(), "off", binary, redis, quota, config_too)
+    }
+
+    /// As [`Service::run`], printing somewhere, and with an admin endpoint.
+    pub(crate) fn printing(
+        stdout: Stdio,
+        admin: &str,
+        binary: &str,
+        redis: Option<&str>,
+        quota: &str,
+        config_too: &str,
+    ) -> Self {
         let mut config = tempfile::NamedTempFile::new().unwrap();
         let tier = format!("{{per_user: {quota}, per_key: {quota}, per_ip: {quota}}}");
         let claim = |name| format!("{{metadata: {{namespace: envoy.filters.http.jwt_authn, path: [claims, {name}]}}}}");
@@ -61,13 +75,27 @@ impl Service {
         }
         let mut child = command
             .env("TIDEGATE_LOG_FORMAT", "json")
-            .env("TIDEGATE_ADMIN_LISTEN", "off")
-            .stdout(Stdio::null())
+            .env("TIDEGATE_ADMIN_LISTEN", admin)
+            .stdout(stdout)
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let address = announced(&mut child);
-        Self { child, address, _config: Some(config) }
+        let (address, admin) = announced(&mut child);
+        Self { child, address, admin, _config: Some(config) }
+    }
+
+    /// Its standard output, where that is a pipe.
+    pub(crate) fn stdout(&mut self) -> ChildStdout {
+        self.child.stdout.take().unwrap()
+    }
+
+    /// What it has counted, as text.
+    pub(crate) fn metrics(&self) -> String {
+        let mut socket = TcpStream::connect(self.admin.unwrap()).unwrap();
+        socket.write_all(b"GET /metrics HTTP/1.1\r\nhost: admin\r\n\r\n").unwrap();
+        let mut text = String::new();
+        socket.read_to_string(&mut text).unwrap();
+        text
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -81,16 +109,17 @@ impl Service {
     }
 }
 
-/// The address in the log line that says `serving`; the rest of the log is read and dropped.
-fn announced(child: &mut Child) -> SocketAddr {
+/// The addresses in the log line that says `serving`; the rest of the log is read and dropped.
+fn announced(child: &mut Child) -> (SocketAddr, Option<SocketAddr>) {
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let address = lines.by_ref().find_map(|line| {
+    let addresses = lines.by_ref().find_map(|line| {
         let line: serde_json::Value = serde_json::from_str(&line.unwrap()).unwrap();
         let fields = &line["fields"];
-        (fields["message"] == "serving").then(|| fields["listen"].as_str().unwrap().parse().unwrap())
+        let of = |name: &str| fields[name].as_str()?.parse().ok();
+        (fields["message"] == "serving").then(|| (of("listen").unwrap(), of("admin")))
     });
     std::thread::spawn(move || lines.for_each(drop));
-    address.expect("the service ended before it served")
+    addresses.expect("the service ended before it served")
 }
 
 /// CPU time of a process from here on.

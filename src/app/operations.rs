@@ -2,6 +2,7 @@
 
 use super::log::Log;
 use super::reload::{Cause, Loaded, Reloader};
+use crate::audit::Audit;
 use crate::bucket::{Dimension, Key, State};
 use crate::config;
 use crate::ext_authz::{self, json};
@@ -24,6 +25,7 @@ pub(super) struct Desk {
     pub(super) limiter: Arc<Limiter>,
     pub(super) store: Arc<dyn Store>,
     pub(super) reloader: Arc<Reloader>,
+    pub(super) audit: Option<Arc<Audit>>,
     pub(super) log: Arc<Log>,
 }
 
@@ -78,6 +80,9 @@ impl Operations for Desk {
             match self.store.reset(&key).await {
                 Ok(there_was) => {
                     tracing::info!(key = key.as_str(), there_was, by, "a bucket was reset");
+                    if let Some(audit) = &self.audit {
+                        audit.bucket_reset(&key, &self.limiter.snapshot().policy().sources.digester, by);
+                    }
                     Told::ok(json!({"key": key.as_str(), "reset": there_was}))
                 }
                 Err(error) => unavailable(&error),
@@ -107,6 +112,9 @@ impl Operations for Desk {
         match self.log.set_filter(&filter) {
             Ok(()) => {
                 tracing::warn!(filter, by, "the log's filter was changed; a restart undoes that");
+                if let Some(audit) = &self.audit {
+                    audit.log_filter_set(&filter, by);
+                }
                 self.log_filter()
             }
             Err(error) => Told::fault(StatusCode::BAD_REQUEST, error.to_string()),

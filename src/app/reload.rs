@@ -4,6 +4,7 @@
 //! force stays, all of it. Knows nothing of what asks for a reload.
 
 use super::errands::Errands;
+use crate::audit::Audit;
 use crate::config::{Config, Faults, FilesRead, Settings, Source, Token, changes};
 use crate::limiter::Limiter;
 use crate::server::admin::Access;
@@ -92,6 +93,7 @@ pub(super) struct Parts {
     pub(super) redis: Option<Arc<RedisStore>>,
     pub(super) health: Health,
     pub(super) access: Arc<Access>,
+    pub(super) audit: Option<Arc<Audit>>,
     /// Where files are read.
     pub(super) errands: Arc<Errands>,
 }
@@ -220,6 +222,9 @@ impl Reloader {
         self.loaded.store(loaded.clone());
         info!(%cause, config = %self.source, hash = loaded.hash, "the configuration was reloaded");
         self.parts.limiter.metrics().reloads.succeeded(&loaded.hash, loaded.at);
+        if let Some(audit) = &self.parts.audit {
+            audit.config_reloaded(&loaded.hash, &cause.to_string());
+        }
         self.parts.health.set(Check::Config, Verdict::Passes).await;
         loaded
     }
@@ -233,6 +238,9 @@ impl Reloader {
         let refusal = Arc::new(Refusal { at: SystemTime::now(), cause, why: why.clone() });
         self.loaded.rcu(|loaded| Loaded { refusal: Some(refusal.clone()), ..Loaded::clone(loaded) });
         self.parts.limiter.metrics().reloads.refused();
+        if let Some(audit) = &self.parts.audit {
+            audit.config_refused(&why.to_string(), &cause.to_string());
+        }
         self.parts.health.set(Check::Config, Verdict::Warns("reload refused")).await;
         Err(why)
     }

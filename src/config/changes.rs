@@ -31,6 +31,7 @@ pub fn restart_only(old: &Settings, old_prefix: &str, new: &Settings, new_prefix
         shutdown,
         max_connection_age,
         log,
+        audit,
     } = old;
     let mut changes = Changes::default();
     changes.add("listen", *listen != new.listen);
@@ -47,6 +48,7 @@ pub fn restart_only(old: &Settings, old_prefix: &str, new: &Settings, new_prefix
     changes.add("shutdown", *shutdown != new.shutdown);
     changes.add("max_connection_age", *max_connection_age != new.max_connection_age);
     changes.log(log, &new.log);
+    changes.add("audit", *audit != new.audit);
     changes.0
 }
 

@@ -26,11 +26,12 @@ const KEY_PEPPER: &str = "TIDEGATE_KEY_PEPPER";
 const KEY_PEPPER_FILE: &str = "TIDEGATE_KEY_PEPPER_FILE";
 const KEY_PEPPER_PREVIOUS: &str = "TIDEGATE_KEY_PEPPER_PREVIOUS";
 const KEY_PEPPER_PREVIOUS_FILE: &str = "TIDEGATE_KEY_PEPPER_PREVIOUS_FILE";
+const REPLICA: &str = "TIDEGATE_REPLICA";
 const LOG: &str = "TIDEGATE_LOG";
 const LOG_FORMAT: &str = "TIDEGATE_LOG_FORMAT";
 
 /// Every variable that is read.
-pub const VARIABLES: [&str; 16] = [
+pub const VARIABLES: [&str; 17] = [
     CONFIG,
     LISTEN,
     ADMIN_LISTEN,
@@ -45,6 +46,7 @@ pub const VARIABLES: [&str; 16] = [
     KEY_PEPPER_FILE,
     KEY_PEPPER_PREVIOUS,
     KEY_PEPPER_PREVIOUS_FILE,
+    REPLICA,
     LOG,
     LOG_FORMAT,
 ];
@@ -146,6 +148,17 @@ fn secret_in(path: &Path, files: &mut FilesRead) -> Result<String, String> {
     Ok(text.into())
 }
 
+/// What this machine, or this container, is called.
+pub(super) fn hostname() -> String {
+    let from_file = |path: &str| String::from_utf8(super::files::read_at_most(Path::new(path), 256).ok()?).ok();
+    let named = std::env::var("HOSTNAME").ok();
+    let mut names = named
+        .into_iter()
+        .chain(["/proc/sys/kernel/hostname", "/etc/hostname"].iter().filter_map(|path| from_file(path)));
+    let name = names.find_map(|name| Some(name.trim().to_owned()).filter(|name| !name.is_empty()));
+    name.unwrap_or_else(|| "unknown".to_owned())
+}
+
 /// What the command line says.
 #[derive(Clone, Default)]
 pub struct Flags {
@@ -194,6 +207,7 @@ pub(super) struct Overrides {
     pub(super) sentinel_password: Option<Given>,
     pub(super) key_pepper: Option<Given>,
     pub(super) key_pepper_previous: Option<Given>,
+    pub(super) replica: Option<Given>,
     pub(super) log_filter: Option<Given>,
     pub(super) log_format: Option<Given>,
     pub(super) files: Files,
@@ -225,6 +239,7 @@ impl Overrides {
             key_pepper_previous: env
                 .secret_or_nothing(KEY_PEPPER_PREVIOUS, KEY_PEPPER_PREVIOUS_FILE, report)
                 .filter(|given| !given.text().is_empty()),
+            replica: env.text(REPLICA, report),
             log_filter: env.text(LOG, report),
             log_format: env.text(LOG_FORMAT, report),
             files: Files::Read,

@@ -71,7 +71,7 @@ fn passes(path: &Path) -> bool {
     path.metadata().is_ok_and(|about| !about.is_file() && !about.is_dir())
 }
 
-fn read_at_most(path: &Path, limit: usize) -> io::Result<Vec<u8>> {
+pub(super) fn read_at_most(path: &Path, limit: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(limit as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)

@@ -74,6 +74,8 @@ pub(super) struct Raw {
     pub(super) suspended_answer: Option<u64>,
     /// What the process says of itself, on standard error.
     pub(super) log: Option<Log>,
+    /// Who was refused what, and why, one line of JSON each. Left out: no trail.
+    pub(super) audit: Option<Audit>,
 }
 
 /// The HTTP endpoint for probes and Prometheus (`/livez`, `/readyz`, `/metrics`) and for operators.
@@ -230,6 +232,51 @@ pub(super) struct Log {
 pub(super) enum LogFormat {
     Text,
     Json,
+}
+
+/// The audit trail: denials, answers without Redis, what operators did. `docs/audit.md` has its fields.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Audit {
+    /// Where it is written: each kind of sink once. Default: none, which is no trail.
+    pub(super) sinks: Option<List<AuditSink>>,
+    /// Tell users by a digest, under the pepper if there is one. Default: false.
+    pub(super) hash_users: Option<bool>,
+    /// Events that wait for each sink at most; what comes then is dropped and counted. 16 to 1048576. Default: 8192.
+    #[schemars(extend("minimum" = 16, "maximum" = 1_048_576))]
+    pub(super) queue: Option<u64>,
+    /// How long denials of one caller are counted before they are told in one event, after the first; `0s`: each is told
+    /// by itself. At most 5m. Default: 10s.
+    pub(super) fold: Option<Span>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum AuditSink {
+    /// Standard output.
+    Stdout,
+    /// A file that others rotate; it is opened anew on SIGHUP.
+    File(AuditFile),
+    /// A stream in the Redis that holds the buckets.
+    RedisStream(AuditStream),
+}
+
+/// A file that lines are appended to.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AuditFile {
+    /// An absolute path. The folder must be there.
+    pub(super) path: Option<String>,
+}
+
+/// A Redis stream.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AuditStream {
+    /// Printable ASCII without blanks, `{` and `}`, at most 64 bytes. Default: `audit` after `key_prefix`.
+    pub(super) key: Option<String>,
+    /// Entries that are kept, about: 1 to 100000000. Default: 100000.
+    pub(super) max_length: Option<u64>,
 }
 
 /// What may be spent; a dimension that is left out is not limited.

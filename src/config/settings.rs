@@ -1,5 +1,6 @@
 //! What the process is built from: addresses, stores, times. A change here needs a restart.
 
+use crate::audit;
 use crate::server::Listen;
 use crate::store::redis::{CallLimits, Topology};
 use std::fmt;
@@ -33,6 +34,8 @@ pub struct Settings {
     /// When a connection is to be replaced by a new one; `None` for never.
     pub max_connection_age: Option<Duration>,
     pub log: Log,
+    /// `None`: there is no audit trail.
+    pub audit: Option<audit::Settings>,
 }
 
 /// A secret that lets its bearer in.

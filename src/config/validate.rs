@@ -3,6 +3,7 @@
 //! Each part reports what it finds and gives what it can, so that one fault does not hide another. Where a part is
 //! broken, the checks that compare it with others are left out: their faults would be consequences.
 
+mod audit;
 mod callers;
 mod failure;
 mod identity;
@@ -24,8 +25,8 @@ use failure::Failure;
 /// Checks `raw`, overridden by `overrides`. `None`, or something that is not to be used, when there are faults.
 pub(super) fn validate(raw: Raw, overrides: &Overrides, report: &mut Report) -> Option<(Policy, Settings)> {
     let base = builtin();
-    let settings = settings::settings(&raw, overrides, report);
     let key_prefix = key_prefix(raw.key_prefix.as_deref(), report);
+    let settings = settings::settings(&raw, key_prefix.as_deref(), overrides, report);
     let sources = identity::sources(raw.identity.as_ref(), base.identity.as_ref(), overrides, report);
     let failure = Failure::read(&raw, report);
     let tiers = tiers::tiers(&raw, &base, &failure, report);
@@ -67,15 +68,22 @@ fn builtin() -> Raw {
 }
 
 fn key_prefix(prefix: Option<&str>, report: &mut Report) -> Option<String> {
-    const MAX: usize = 64;
     let prefix = prefix.unwrap_or("rl:");
-    let fits = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}');
-    if prefix.len() <= MAX && prefix.bytes().all(fits) {
+    if is_of_key(prefix) {
         return Some(prefix.to_owned());
     }
-    let right = format!("write at most {MAX} bytes of printable ASCII without blanks, {{ and }}");
+    let right = format!("write at most {MAX_OF_KEY} bytes of printable ASCII without blanks, {{ and }}");
     report.fault("key_prefix", format!("{} cannot start a key; {right}", super::fault::quoted(prefix)));
     None
+}
+
+/// What an operator may choose of a key in Redis, in bytes.
+const MAX_OF_KEY: usize = 64;
+
+/// Whether a text may stand in a key in Redis: it chooses no slot of a Cluster.
+fn is_of_key(text: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}');
+    text.len() <= MAX_OF_KEY && text.bytes().all(fits)
 }
 
 fn mode(mode: Option<raw::Mode>) -> Mode {

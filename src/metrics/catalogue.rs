@@ -165,11 +165,11 @@ catalogue! {
     }
     "Audit": {
         AUDIT_EVENTS = counter("audit_events", "events", "What happened and is to be audited, before folding")
-            .by(&[("event", "see docs/audit.md")]).with("audit");
+            .by(&[("event", "see docs/audit.md")]);
         AUDIT_WRITTEN = counter("audit_written", "events", "Events written to a sink, folded ones counted singly")
-            .by(&[SINK]).with("audit");
+            .by(&[SINK]);
         AUDIT_DROPPED = counter("audit_dropped", "events",
-            "Events that a sink lost, folded ones counted singly: it failed, or was too slow").by(&[SINK]).with("audit");
+            "Events that a sink lost, folded ones counted singly: it failed, or was too slow").by(&[SINK]);
         AUDIT_QUEUE_LENGTH = gauge("audit_queue_length", "lines", "Lines that wait for a sink").by(&[SINK]).with("audit");
         AUDIT_QUEUE_CAPACITY = gauge("audit_queue_capacity", "lines", "Lines that may wait for one sink").with("audit");
     }

@@ -13,6 +13,7 @@ mod scan;
 mod script;
 mod sentinel;
 mod shards;
+mod stream;
 mod url;
 
 pub use node::CallLimits;

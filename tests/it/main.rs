@@ -11,6 +11,7 @@
 
 mod admin;
 mod agreement;
+mod audit;
 mod check;
 mod cli;
 mod config;

@@ -1,7 +1,7 @@
 //! The settings: addresses, stores, times, log.
 
-use super::redis;
 use super::text::{count, span};
+use super::{audit, redis};
 use crate::config::env::{Given, Overrides};
 use crate::config::fault::{Report, listed, nearest, quoted};
 use crate::config::raw::{self, Raw};
@@ -17,7 +17,13 @@ const MINUTES_5: Duration = Duration::from_secs(300);
 const SHORTEST_TOKEN: usize = 16;
 const DAY: Duration = Duration::from_secs(86_400);
 
-pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) -> Option<Settings> {
+/// `key_prefix` is `None` where it is at fault.
+pub(super) fn settings(
+    raw: &Raw,
+    key_prefix: Option<&str>,
+    overrides: &Overrides,
+    report: &mut Report,
+) -> Option<Settings> {
     let listen = listen(raw, overrides, report);
     let admin = admin(raw, overrides, report);
     let admin_token = admin_token(raw, overrides, report);
@@ -31,6 +37,9 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
     let shutdown = span("shutdown", raw.shutdown.as_ref(), Duration::from_secs(10), shortest..=MINUTES_5, report);
     let max_connection_age = max_connection_age(raw, report);
     let log = log(raw.log.as_ref(), overrides, report);
+    // Where Redis is at fault, whether there is one is not known.
+    let has_redis = redis.as_ref().is_none_or(Option::is_some);
+    let audit = audit::audit(raw.audit.as_ref(), has_redis, key_prefix.unwrap_or_default(), overrides, report);
     Some(Settings {
         listen: listen?,
         admin: admin?,
@@ -49,6 +58,7 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
         shutdown: shutdown?,
         max_connection_age: max_connection_age?,
         log: log?,
+        audit: audit?,
     })
 }
 

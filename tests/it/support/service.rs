@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::NamedTempFile;
@@ -50,22 +50,34 @@ impl Tidegate {
 
     /// As [`Tidegate::start_with`], listening elsewhere than on a free port. On a unix socket, `address` means nothing.
     pub fn start_on(listen: &str, config: &str, environment: &[(&str, &str)]) -> Self {
+        Self::start_printing(Stdio::inherit(), listen, config, environment)
+    }
+
+    /// As [`Tidegate::start_on`], with its standard output somewhere.
+    pub fn start_printing(stdout: Stdio, listen: &str, config: &str, environment: &[(&str, &str)]) -> Self {
         let mut file = NamedTempFile::new().unwrap();
         file.write_all(config.as_bytes()).unwrap();
         let path = file.path().to_owned();
-        Self::run(listen, &path, environment, Some(file))
+        Self::run(stdout, listen, &path, environment, Some(file))
     }
 
     /// As [`Tidegate::start_with`], with a file that the test may change meanwhile.
     pub fn start_at(config: &Path, environment: &[(&str, &str)]) -> Self {
-        Self::run("127.0.0.1:0", config, environment, None)
+        Self::run(Stdio::inherit(), "127.0.0.1:0", config, environment, None)
     }
 
-    fn run(listen: &str, config: &Path, environment: &[(&str, &str)], file: Option<NamedTempFile>) -> Self {
+    fn run(
+        stdout: Stdio,
+        listen: &str,
+        config: &Path,
+        environment: &[(&str, &str)],
+        file: Option<NamedTempFile>,
+    ) -> Self {
         let mut child = program(&["serve", "--listen", listen, "--config"])
             .arg(config)
             .env("TIDEGATE_LOG_FORMAT", "json")
             .envs(environment.iter().copied())
+            .stdout(stdout)
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
@@ -97,6 +109,11 @@ impl Tidegate {
             assert!(Instant::now() < deadline, "{text} is not in the log:\n{}", self.log());
             std::thread::yield_now();
         }
+    }
+
+    /// Its standard output, where that is a pipe.
+    pub fn stdout(&mut self) -> ChildStdout {
+        self.child.stdout.take().unwrap()
     }
 
     pub fn pid(&self) -> u32 {
