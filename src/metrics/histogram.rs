@@ -45,7 +45,7 @@ impl Histogram {
 
     /// Each bound with the number of those above the one before.
     fn buckets(&self) -> Vec<(f64, u64)> {
-        let bounds = BOUNDS.iter().map(|(_, seconds)| *seconds).chain([f64::MAX]);
+        let bounds = BOUNDS.iter().map(|(_, seconds)| *seconds).chain([f64::INFINITY]);
         bounds.zip(&self.counts).map(|(bound, count)| (bound, count.load(Ordering::Relaxed))).collect()
     }
 }

@@ -149,7 +149,9 @@ rules: [{{name: strict, match: {{headers: [{{name: x-strict, present: true}}]}},
 #[test]
 fn there_is_nothing_else_to_see_or_to_do() {
     let service = Tidegate::start("drain: 0s\n");
-    for target in ["/", "/metrics/", "/metric", "/config", "//livez", "/livez%00", "*", "http://x/quit"] {
+    for target in
+        ["/", "/metrics/", "/metric", "/configs", "//livez", "/livez%00", "/buckets/user/", "*", "http://x/quit"]
+    {
         assert_eq!(get(service.admin, target).status(), 404, "{target}");
     }
     for method in ["POST", "DELETE", "OPTIONS", "BREW"] {

@@ -23,6 +23,7 @@ mod fleet;
 mod keys;
 mod metrics;
 mod modules;
+mod operate;
 mod outage;
 mod policy;
 mod redis_cluster;

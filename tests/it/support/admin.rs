@@ -33,11 +33,20 @@ pub fn open(address: SocketAddr) -> TcpStream {
 }
 
 pub fn ask(address: SocketAddr, method: &str, target: &str) -> Answer {
+    ask_with(address, method, target, &[], "")
+}
+
+/// With more header fields, and a body.
+pub fn ask_with(address: SocketAddr, method: &str, target: &str, fields: &[(&str, &str)], body: &str) -> Answer {
     let mut socket = open(address);
-    write!(socket, "{method} {target} HTTP/1.1\r\nhost: admin\r\n\r\n").unwrap();
+    let fields: String = fields.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let head =
+        format!("{method} {target} HTTP/1.1\r\nhost: {address}\r\ncontent-length: {}\r\n{fields}\r\n", body.len());
+    // Who is refused may be so before the whole body was read.
+    let _ = socket.write_all(head.as_bytes()).and_then(|()| socket.write_all(body.as_bytes()));
     let mut text = String::new();
-    socket.read_to_string(&mut text).unwrap();
-    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let _ = socket.read_to_string(&mut text);
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
     Answer { head: head.into(), body: body.into() }
 }
 
