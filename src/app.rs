@@ -17,6 +17,7 @@ use crate::store::Store;
 use crate::store::deny_cache::DenyCache;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{self, RedisSettings, RedisStore};
+use crate::trace::{self, Exporting, TraceError, Tracer};
 use readiness::{Follower, Meaning};
 use reload::Reloader;
 use std::io::{self, IsTerminal as _};
@@ -39,6 +40,8 @@ pub enum AppError {
     Server(#[from] ServerError),
     #[error("log.filter: {0}")]
     Log(#[from] ParseError),
+    #[error("traces: {0}")]
+    Traces(#[from] TraceError),
 }
 
 /// Serves until SIGTERM or SIGINT, then drains. `source` is where `config` came from, and is read again on a reload.
@@ -100,6 +103,14 @@ fn deny_cache(store: Arc<RedisStore>, settings: &Settings) -> Option<Arc<DenyCac
     Some(Arc::new(DenyCache::new(store, Arc::new(SteadyClock::default()), cache.size, cache.max_age)))
 }
 
+/// What traces checks, and what exports the spans for as long as it is held, if the settings say so.
+fn traces(settings: &Settings, limiter: &Limiter) -> Result<(Option<Arc<Tracer>>, Option<Exporting>), TraceError> {
+    let Some(traces) = &settings.traces else { return Ok((None, None)) };
+    let system = if settings.redis.is_some() { "redis" } else { "memory" };
+    let (tracer, exporting) = trace::start(traces, system, limiter.metrics().traces().clone())?;
+    Ok((Some(Arc::new(tracer)), Some(exporting)))
+}
+
 async fn run(config: Config, source: Source) -> Result<(), AppError> {
     let Config { policy, settings, warnings, hash } = config;
     let _log = log_to_stderr(&settings)?;
@@ -119,6 +130,7 @@ async fn run(config: Config, source: Source) -> Result<(), AppError> {
         let state = move || if redis.open_breakers() > 0 { Breaker::Open } else { Breaker::Closed };
         limiter.metrics().watch_breaker(state);
     }
+    let (tracer, _exporting) = traces(&settings, &limiter)?;
     let meaning = if settings.readiness_requires_store { Meaning::Required } else { Meaning::Optional };
     let health = Health::new(meaning.unasked()).await;
     let mut signals = Signals::new().map_err(AppError::Signals)?;
@@ -140,7 +152,7 @@ async fn run(config: Config, source: Source) -> Result<(), AppError> {
     let readiness = tokio::spawn(readiness::follow(follower));
     let (stop, stopped) = oneshot::channel::<()>();
     let lifetime = Lifetime { max_age: settings.max_connection_age, grace: settings.shutdown };
-    let serving = endpoint.serve(Service::new(limiter), &health, lifetime, async move {
+    let serving = endpoint.serve(Service::new(limiter).traced(tracer), &health, lifetime, async move {
         // The sender gone means the same.
         let _ = stopped.await;
     });
@@ -200,8 +212,9 @@ fn announce(endpoint: &Endpoint, admin: Option<&Admin>, settings: &Settings, lim
         tracing::info!(tier = name, default, limits = %tier.limits, ?on_store_error, "tier");
     }
     let store = settings.redis.as_ref().map_or("memory".to_owned(), |redis| redis.topology.to_string());
+    let traces = settings.traces.as_ref().map_or("off", |traces| traces.endpoint.as_str());
     let version = env!("CARGO_PKG_VERSION");
-    tracing::info!(version, %listen, %admin, %store, mode = ?policy.mode, on_store_error = ?policy.on_store_error, "serving");
+    tracing::info!(version, %listen, %admin, %store, traces, mode = ?policy.mode, on_store_error = ?policy.on_store_error, "serving");
 }
 
 /// Reloads the configuration on each SIGHUP, for ever.

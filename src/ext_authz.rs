@@ -9,10 +9,13 @@ pub mod response;
 mod scan;
 
 use crate::limiter::{Checked, Limiter};
+use crate::policy;
 use crate::policy::identity::Sources;
+use crate::trace::{Parent, Tracer};
 use proto::authorization_server::Authorization;
 use proto::{CheckRequest, CheckResponse};
 use std::sync::Arc;
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 /// The service's name, which is also the name its health goes by.
@@ -22,31 +25,49 @@ pub const SERVICE: &str = proto::authorization_server::SERVICE_NAME;
 #[derive(Clone, Debug)]
 pub struct Service {
     limiter: Arc<Limiter>,
+    tracer: Option<Arc<Tracer>>,
 }
 
 impl Service {
     pub fn new(limiter: Arc<Limiter>) -> Self {
-        Self { limiter }
+        Self { limiter, tracer: None }
+    }
+
+    /// With a span of each check that is to be traced.
+    #[must_use]
+    pub fn traced(self, tracer: Option<Arc<Tracer>>) -> Self {
+        Self { tracer, ..self }
     }
 }
 
 #[tonic::async_trait]
 impl Authorization for Service {
     async fn check(&self, check: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
-        let check = check.into_inner();
+        let (metadata, _, check) = check.into_parts();
         // Kept to the end: a policy that replaces it meanwhile is for checks that begin after that.
         let snapshot = self.limiter.snapshot();
-        let (grpc, answer) = {
+        let (grpc, span, answer) = {
             let request = request::read(&check);
-            (request.is_grpc(), self.limiter.check(&snapshot, &request))
+            let span = self.tracer.as_ref().and_then(|tracer| tracer.begin(parent(&metadata, &request)));
+            (request.is_grpc(), span, self.limiter.check(&snapshot, &request))
         };
-        drop(check);
-        let Checked { plan, decision, .. } = answer.await;
+        drop((metadata, check));
+        let checked = answer.await;
+        if let Some(span) = span {
+            span.end(&checked);
+        }
+        let Checked { plan, decision, .. } = checked;
         let (answers, sources) = (&snapshot.policy().answers, &snapshot.policy().sources);
         let wording =
             response::Wording { answers, digester: &sources.digester, key_headers: key_headers(sources), grpc };
         response::write(&plan, &decision, wording).map(Response::new)
     }
+}
+
+/// The span that a check belongs to: Envoy's own, of the call, else the one that the client's request names.
+fn parent(metadata: &MetadataMap, request: &policy::request::Request<'_>) -> Option<Parent> {
+    let of_call = metadata.get(headers::TRACEPARENT).and_then(|value| Parent::parse(value.as_bytes()));
+    of_call.or_else(|| Parent::parse(&request.header(headers::TRACEPARENT)?))
 }
 
 /// The headers that carry API keys.

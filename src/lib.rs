@@ -12,6 +12,7 @@ pub mod recent;
 pub mod store;
 
 pub mod limiter;
+pub mod trace;
 
 pub mod ext_authz;
 pub mod server;

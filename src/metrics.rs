@@ -87,6 +87,24 @@ pub struct Metrics {
     denials: Counters<3>,
     store_errors: Counters<1>,
     degraded: [Counter; Policy::ALL.len()],
+    traces: TraceCounters,
+}
+
+/// What became of spans.
+#[derive(Clone, Debug, Default)]
+pub struct TraceCounters {
+    /// The collector took them.
+    pub exported: Counter,
+    /// The queue was full, or the collector did not take them.
+    pub dropped: Counter,
+}
+
+impl TraceCounters {
+    fn register(&self, registry: &mut Registry) {
+        registry.register("trace_spans_exported", "Spans that the collector took", self.exported.clone());
+        let help = "Spans that were lost, since the queue was full or the collector did not take them";
+        registry.register("trace_spans_dropped", help, self.dropped.clone());
+    }
 }
 
 /// The series of one tier.
@@ -126,7 +144,9 @@ impl Metrics {
         registry.register("build", "What runs", Info::new([("version", env!("CARGO_PKG_VERSION"))]));
 
         let degraded = Policy::ALL.map(|policy| degraded.get_or_create_owned(&[("policy", policy.word().into())]));
-        Self { registry: Mutex::new(registry), checks, denials, store_errors, degraded }
+        let traces = TraceCounters::default();
+        traces.register(&mut registry);
+        Self { registry: Mutex::new(registry), checks, denials, store_errors, degraded, traces }
     }
 
     /// The series of these tiers: new ones at 0, those that were there before where they stand.
@@ -145,6 +165,11 @@ impl Metrics {
     /// Counts a check that was decided without the store.
     pub fn degraded(&self, policy: Policy) {
         self.degraded[policy as usize].inc();
+    }
+
+    /// Where spans are counted.
+    pub fn traces(&self) -> &TraceCounters {
+        &self.traces
     }
 
     /// Has `state` asked whenever the metrics are read.

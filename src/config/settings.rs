@@ -2,6 +2,7 @@
 
 use crate::server::Listen;
 use crate::store::redis::{CallLimits, Topology};
+use crate::trace::Traces;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ pub struct Settings {
     /// When a connection is to be replaced by a new one; `None` for never.
     pub max_connection_age: Option<Duration>,
     pub log: Log,
+    /// `None`: no check is traced.
+    pub traces: Option<Traces>,
 }
 
 /// The servers that hold the buckets.

@@ -11,6 +11,7 @@ mod rules;
 mod settings;
 mod text;
 mod tiers;
+mod traces;
 
 use super::env::Overrides;
 use super::fault::Report;

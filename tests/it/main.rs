@@ -30,4 +30,5 @@ mod redis_tls;
 mod serve;
 mod store;
 mod support;
+mod traces;
 mod wire;

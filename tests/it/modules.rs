@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module and those it may use; see ARCHITECTURE.md for the reasons.
-const MAY_USE: [(&str, &[&str]); 14] = [
+const MAY_USE: [(&str, &[&str]); 15] = [
     ("bucket", &[]),
     ("policy", &["bucket"]),
     ("clock", &["bucket"]),
@@ -14,10 +14,11 @@ const MAY_USE: [(&str, &[&str]); 14] = [
     ("recent", &[]),
     ("store", &["bucket", "clock", "complaint", "recent"]),
     ("limiter", &["bucket", "clock", "complaint", "metrics", "policy", "recent", "store"]),
-    ("ext_authz", &["bucket", "policy", "limiter"]),
+    ("trace", &["bucket", "complaint", "limiter", "metrics", "policy"]),
+    ("ext_authz", &["bucket", "policy", "limiter", "trace"]),
     ("server", &["complaint", "ext_authz", "metrics"]),
-    ("config", &["bucket", "policy", "store", "server"]),
-    ("app", &["bucket", "clock", "policy", "metrics", "store", "limiter", "ext_authz", "server", "config"]),
+    ("config", &["bucket", "policy", "store", "server", "trace"]),
+    ("app", &["bucket", "clock", "policy", "metrics", "store", "limiter", "ext_authz", "server", "config", "trace"]),
     ("cli", &["app", "config", "policy", "store", "bucket"]),
     ("main", &["cli"]),
 ];

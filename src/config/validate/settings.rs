@@ -2,6 +2,7 @@
 
 use super::redis;
 use super::text::{count, span};
+use super::traces;
 use crate::config::env::{Given, Overrides};
 use crate::config::fault::{Report, listed, nearest, quoted};
 use crate::config::raw::{self, Raw};
@@ -28,6 +29,7 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
     let shutdown = span("shutdown", raw.shutdown.as_ref(), Duration::from_secs(10), shortest..=MINUTES_5, report);
     let max_connection_age = max_connection_age(raw, report);
     let log = log(raw.log.as_ref(), overrides, report);
+    let traces = traces::traces(raw.traces.as_ref(), report);
     Some(Settings {
         listen: listen?,
         admin: admin?,
@@ -45,6 +47,7 @@ pub(super) fn settings(raw: &Raw, overrides: &Overrides, report: &mut Report) ->
         shutdown: shutdown?,
         max_connection_age: max_connection_age?,
         log: log?,
+        traces: traces?,
     })
 }
 
