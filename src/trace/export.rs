@@ -105,7 +105,7 @@ fn run(
 /// Panics outside a runtime.
 fn exporter(traces: &Traces) -> Result<SpanExporter, ExporterBuildError> {
     let builder = SpanExporter::builder().with_tonic().with_endpoint(&traces.endpoint).with_timeout(traces.timeout);
-    let tls = traces.endpoint.starts_with("https:");
+    let tls = traces.endpoint.get(..6).is_some_and(|start| start.eq_ignore_ascii_case("https:"));
     let builder = if tls { builder.with_tls_config(ClientTlsConfig::new().with_webpki_roots()) } else { builder };
     let mut exporter = builder.build()?;
     exporter.set_resource(&resource());
@@ -274,5 +274,44 @@ impl Exporter {
             tracing::warn!(%endpoint, error, "traces cannot be exported: spans are dropped until they can");
         }
         self.counters.dropped.inc_by(count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+    use super::*;
+
+    fn traces(endpoint: &str) -> Traces {
+        Traces { endpoint: endpoint.into(), sample_ratio: 1.0, timeout: Duration::from_secs(1) }
+    }
+
+    #[tokio::test]
+    async fn an_exporter_is_made_with_tls_and_without() {
+        for endpoint in ["http://127.0.0.1:1", "https://localhost:1", "HTTPS://[::1]:1"] {
+            exporter(&traces(endpoint)).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn it_is_begun_and_ended_where_a_runtime_runs() {
+        let counters = TraceCounters::default();
+        let (tracer, exporting) = start(&traces("http://127.0.0.1:1"), "memory", counters.clone()).unwrap();
+        drop(exporting);
+        drop(tracer.begin(None));
+        assert_eq!(counters.dropped.get(), 1, "what comes after the end is lost");
+    }
+
+    #[tokio::test]
+    async fn it_ends_when_nobody_can_push_any_more() {
+        let (tracer, exporting) = start(&traces("http://127.0.0.1:1"), "memory", TraceCounters::default()).unwrap();
+        drop(tracer);
+        assert_eq!(exporting.ended.recv_timeout(Duration::from_secs(20)), Ok(()));
+    }
+
+    #[test]
+    fn what_cannot_be_exported_is_said_where_it_is_begun() {
+        let begun = start(&traces("not an address"), "memory", TraceCounters::default());
+        assert!(matches!(begun, Err(TraceError::Exporter(_))), "{begun:?}");
     }
 }

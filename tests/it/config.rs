@@ -255,6 +255,7 @@ fn what_is_sound_but_perhaps_not_meant_is_warned_of() {
     assert!(warnings(keys).contains("identity.tier: does not list api_key"));
     let rules = "rules: [{name: all}, {name: later, match: {methods: [GET]}}]";
     assert!(warnings(rules).contains("rules[1]: comes after \"all\", which matches everything"));
+    assert_eq!(warnings("traces: {timeout: 1s}"), "traces: is of no effect without an endpoint\n");
     assert!(warnings("{}").is_empty());
 }
 

@@ -1,115 +1,25 @@
 //! Traces: what a collector gets of the running service, and that checks care for no collector.
 
+use crate::support::collector::{Collector, told};
 use crate::support::eventually;
 use crate::support::redis::{Server, free_port};
 use crate::support::service::{Tidegate, check};
-use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
-use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
-use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
-use prost::Message;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 use tidegate::ext_authz::proto::authorization_client::AuthorizationClient;
 use tidegate::ext_authz::proto::{CheckRequest, CheckResponse, TextEntry};
-use tonic::transport::server::TcpIncoming;
-use tonic::transport::{Endpoint, Server as GrpcServer};
-use tonic::{Request, Response, Status};
+use tonic::Request;
+use tonic::transport::Endpoint;
 
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const SPAN: &str = "00f067aa0ba902b7";
 
 /// One request passes, and then none for hours.
 const ONE: &str = "tiers: {free: {per_ip: {max_tokens: 1, refill_rate: 0.0001}}}\n";
-
-type Batches = Arc<Mutex<Vec<ExportTraceServiceRequest>>>;
-
-/// A collector that keeps what it gets.
-struct Collector {
-    address: SocketAddr,
-    batches: Batches,
-    _runtime: tokio::runtime::Runtime,
-}
-
-struct Keeper(Batches);
-
-#[tonic::async_trait]
-impl TraceService for Keeper {
-    async fn export(
-        &self,
-        batch: Request<ExportTraceServiceRequest>,
-    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        self.0.lock().unwrap().push(batch.into_inner());
-        Ok(Response::new(ExportTraceServiceResponse::default()))
-    }
-}
-
-impl Collector {
-    fn start() -> Self {
-        Self::start_on(0)
-    }
-
-    fn start_on(port: u16) -> Self {
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        let listener = runtime.block_on(tokio::net::TcpListener::bind(("127.0.0.1", port))).unwrap();
-        let (address, batches) = (listener.local_addr().unwrap(), Batches::default());
-        let service = TraceServiceServer::new(Keeper(batches.clone()));
-        runtime.spawn(GrpcServer::builder().add_service(service).serve_with_incoming(TcpIncoming::from(listener)));
-        Self { address, batches, _runtime: runtime }
-    }
-
-    /// For the configuration.
-    fn section(&self) -> String {
-        format!("traces: {{endpoint: 'http://{}'}}\n", self.address)
-    }
-
-    fn spans(&self) -> Vec<Span> {
-        let batches = self.batches.lock().unwrap();
-        let scopes = batches.iter().flat_map(|batch| &batch.resource_spans).flat_map(|resource| &resource.scope_spans);
-        scopes.flat_map(|scope| scope.spans.clone()).collect()
-    }
-
-    /// Waits for so many checks and gives them in the order in which they began.
-    fn checks(&self, count: usize) -> Vec<Span> {
-        let mut checks = eventually(&format!("{count} checks are exported"), || {
-            let checks: Vec<Span> = self.spans().into_iter().filter(|span| span.name == "check").collect();
-            (checks.len() >= count).then_some(checks)
-        });
-        assert_eq!(checks.len(), count, "{checks:#?}");
-        checks.sort_by_key(|span| span.start_time_unix_nano);
-        checks
-    }
-
-    fn children(&self, of: &Span) -> Vec<Span> {
-        self.spans().into_iter().filter(|span| span.parent_span_id == of.span_id).collect()
-    }
-
-    /// All that was exported, as it was sent.
-    fn bytes(&self) -> Vec<u8> {
-        self.batches.lock().unwrap().iter().flat_map(Message::encode_to_vec).collect()
-    }
-}
-
-fn text(value: Option<&Value>) -> String {
-    match value {
-        Some(Value::StringValue(text)) => text.clone(),
-        Some(Value::IntValue(number)) => number.to_string(),
-        Some(Value::BoolValue(value)) => value.to_string(),
-        other => panic!("{other:?}"),
-    }
-}
-
-/// Attributes as `name=value`, in order of their names.
-fn told(attributes: &[KeyValue]) -> Vec<String> {
-    let value = |pair: &KeyValue| text(pair.value.as_ref().unwrap().value.as_ref());
-    let mut told: Vec<String> = attributes.iter().map(|pair| format!("{}={}", pair.key, value(pair))).collect();
-    told.sort();
-    told
-}
 
 fn has(span: &Span, pair: &str) -> bool {
     told(&span.attributes).iter().any(|told| told == pair)

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "two test binaries share this, and neither uses all of it")]
 
 pub mod cluster;
+pub mod collector;
 mod eventually;
 pub mod redis;
 pub mod sentinel;
