@@ -23,6 +23,7 @@ use crate::store::Store;
 use crate::store::deny_cache::DenyCache;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{self, RedisSettings, RedisStore};
+use crate::trace::{self, Exporting, TraceError, Tracer};
 use errands::Errands;
 use log::Log;
 use operations::Desk;
@@ -50,6 +51,8 @@ pub enum AppError {
     Audit(#[source] io::Error),
     #[error("log.filter: {0}")]
     Log(#[from] ParseError),
+    #[error("traces: {0}")]
+    Traces(#[from] TraceError),
 }
 
 /// Serves until SIGTERM or SIGINT, then drains. `source` is where `config` came from, and is read again on a reload;
@@ -140,6 +143,14 @@ fn deny_cache(store: Arc<RedisStore>, settings: &Settings) -> Option<Arc<DenyCac
     Some(Arc::new(DenyCache::new(store, Arc::new(SteadyClock::default()), cache.size, cache.max_age)))
 }
 
+/// What traces checks, and what exports the spans for as long as it is held, if the settings say so.
+fn traces(settings: &Settings, limiter: &Limiter) -> Result<(Option<Arc<Tracer>>, Option<Exporting>), TraceError> {
+    let Some(traces) = &settings.traces else { return Ok((None, None)) };
+    let system = if settings.redis.is_some() { "redis" } else { "memory" };
+    let (tracer, exporting) = trace::start(traces, system, limiter.metrics().traces().clone())?;
+    Ok((Some(Arc::new(tracer)), Some(exporting)))
+}
+
 async fn run(config: Config, source: Source, files: FilesRead) -> Result<(), AppError> {
     let Config { policy, settings, warnings, hash, shown } = config;
     let (log, _guard) = Log::start(&settings)?;
@@ -156,8 +167,9 @@ async fn run(config: Config, source: Source, files: FilesRead) -> Result<(), App
         (None, None) => memory.insert(memory_store(&settings)).clone(),
     };
     let limiter = Arc::new(limiter(policy, store.clone(), redis.clone(), &settings));
-    // Held to the end, when it writes out what is left.
+    // Held to the end, when each writes out what is left.
     let (audit, _audit) = audit(&settings, &limiter)?.unzip();
+    let (tracer, _exporting) = traces(&settings, &limiter)?;
     let meaning = if settings.readiness_requires_store { Meaning::Required } else { Meaning::Optional };
     let health = Health::new(meaning.unasked()).await;
     watched::watch(&limiter, &health, redis.as_ref(), deny_cache.as_ref(), memory.as_ref());
@@ -211,7 +223,7 @@ async fn run(config: Config, source: Source, files: FilesRead) -> Result<(), App
     let readiness = tokio::spawn(readiness::follow(follower));
     let (stop, stopped) = oneshot::channel::<()>();
     let lifetime = Lifetime { max_age: settings.max_connection_age, grace: settings.shutdown };
-    let serving = endpoint.serve(Service::new(limiter).audited(audit), &health, lifetime, async move {
+    let serving = endpoint.serve(Service::new(limiter).audited(audit).traced(tracer), &health, lifetime, async move {
         // The sender gone means the same.
         let _ = stopped.await;
     });
@@ -268,8 +280,9 @@ fn announce(endpoint: &Endpoint, admin: Option<&Admin>, settings: &Settings, lim
         tracing::info!(tier = name, default, limits = %tier.limits, ?on_store_error, "tier");
     }
     let store = settings.redis.as_ref().map_or("memory".to_owned(), |redis| redis.topology.to_string());
+    let traces = settings.traces.as_ref().map_or("off", |traces| traces.endpoint.as_str());
     let version = env!("CARGO_PKG_VERSION");
-    tracing::info!(version, %listen, %admin, %store, mode = ?policy.mode, on_store_error = ?policy.on_store_error, "serving");
+    tracing::info!(version, %listen, %admin, %store, traces, mode = ?policy.mode, on_store_error = ?policy.on_store_error, "serving");
 }
 
 /// On each SIGHUP, for ever, opens the audit trail's file anew and reloads the configuration.

@@ -14,10 +14,13 @@ pub use explain::explain;
 
 use crate::audit::{Audit, Excerpt};
 use crate::limiter::{Checked, Limiter};
+use crate::policy;
 use crate::policy::identity::Sources;
+use crate::trace::{Parent, Tracer};
 use proto::authorization_server::Authorization;
 use proto::{CheckRequest, CheckResponse};
 use std::sync::Arc;
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 /// The service's name, which is also the name its health goes by.
@@ -28,11 +31,12 @@ pub const SERVICE: &str = proto::authorization_server::SERVICE_NAME;
 pub struct Service {
     limiter: Arc<Limiter>,
     audit: Option<Arc<Audit>>,
+    tracer: Option<Arc<Tracer>>,
 }
 
 impl Service {
     pub fn new(limiter: Arc<Limiter>) -> Self {
-        Self { limiter, audit: None }
+        Self { limiter, audit: None, tracer: None }
     }
 
     /// Has a trail kept of what is refused.
@@ -40,21 +44,32 @@ impl Service {
     pub fn audited(self, audit: Option<Arc<Audit>>) -> Self {
         Self { audit, ..self }
     }
+
+    /// With a span of each check that is to be traced.
+    #[must_use]
+    pub fn traced(self, tracer: Option<Arc<Tracer>>) -> Self {
+        Self { tracer, ..self }
+    }
 }
 
 #[tonic::async_trait]
 impl Authorization for Service {
     async fn check(&self, check: Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
-        let check = check.into_inner();
+        let (metadata, _, check) = check.into_parts();
         // Kept to the end: a policy that replaces it meanwhile is for checks that begin after that.
         let snapshot = self.limiter.snapshot();
-        let (grpc, excerpt, answer) = {
+        let (grpc, excerpt, span, answer) = {
             let request = request::read(&check);
             let excerpt = self.audit.as_ref().map(|_| Excerpt::of(&request));
-            (request.is_grpc(), excerpt, self.limiter.check(&snapshot, &request))
+            let span = self.tracer.as_ref().and_then(|tracer| tracer.begin(parent(&metadata, &request)));
+            (request.is_grpc(), excerpt, span, self.limiter.check(&snapshot, &request))
         };
-        drop(check);
-        let Checked { plan, decision, source, .. } = answer.await;
+        drop((metadata, check));
+        let checked = answer.await;
+        if let Some(span) = span {
+            span.end(&checked);
+        }
+        let Checked { plan, decision, source, .. } = checked;
         if let Some(audit) = &self.audit {
             audit.checked(&plan, &decision, source, &snapshot.policy().sources.digester, excerpt);
         }
@@ -63,6 +78,12 @@ impl Authorization for Service {
             response::Wording { answers, digester: &sources.digester, key_headers: key_headers(sources), grpc };
         response::write(&plan, &decision, wording).map(Response::new)
     }
+}
+
+/// The span that a check belongs to: Envoy's own, of the call, else the one that the client's request names.
+fn parent(metadata: &MetadataMap, request: &policy::request::Request<'_>) -> Option<Parent> {
+    let of_call = metadata.get(headers::TRACEPARENT).and_then(|value| Parent::parse(value.as_bytes()));
+    of_call.or_else(|| Parent::parse(&request.header(headers::TRACEPARENT)?))
 }
 
 /// The headers that carry API keys.

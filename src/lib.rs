@@ -14,6 +14,7 @@ pub mod store;
 pub mod audit;
 
 pub mod limiter;
+pub mod trace;
 
 pub mod ext_authz;
 pub mod server;

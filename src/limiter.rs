@@ -69,8 +69,17 @@ pub struct Checked<'s> {
     pub decision: Decision,
     /// Who said how the buckets stand, where any were looked at.
     pub source: metrics::Source,
-    /// When the store was called, and how long it took to answer or to fail; `None` where nothing was sent to it.
+    /// When the store was asked, and how long it took to answer or to fail; `None` where it was not: nothing was to be
+    /// asked, the deny cache answered, or a call was not made since the store is known to fail or to have too much to do.
+    /// With [`Limiter::deduping`], a repetition asks nothing itself; told is how long it waited for the first.
     pub asked: Option<Asked>,
+}
+
+impl Checked<'_> {
+    /// What it counts as.
+    pub fn decided(&self) -> metrics::Decision {
+        metered::label(&self.decision.outcome)
+    }
 }
 
 /// What would come of a check.
@@ -179,8 +188,14 @@ impl Limiter {
                 self.complain_of(oddity, &plan);
             }
             let at = Moment::now();
-            let answer = self.ask_until(deadline, &plan, id.as_deref()).await;
-            let asked = metered::called(&answer).then(|| Asked { at, took: at.elapsed() });
+            // When nothing is left of the time the store is not asked: it would charge what was answered already.
+            let too_late = deadline.filter(|deadline| plan.asks() && deadline.has_passed());
+            let answer = match too_late {
+                Some(Deadline { timeout, .. }) => Err(StoreError::Timeout(timeout)),
+                None => self.ask_until(deadline, &plan, id.as_deref()).await,
+            };
+            let called = too_late.is_none() && metered::called(&answer);
+            let asked = called.then(|| Asked { at, took: at.elapsed() });
             let decision = self.conclude(&plan, &answer);
             metered::count(&self.metrics, &snapshot.tiers, &plan, &decision, &answer);
             if let Some(Asked { took, .. }) = asked {
@@ -217,8 +232,7 @@ impl Limiter {
         (None, deadline)
     }
 
-    /// As [`Self::ask`], bounded by what is left of the time. When nothing is left the store is not asked: it would
-    /// charge what was answered already.
+    /// As [`Self::ask`], bounded by what is left of the time.
     async fn ask_until(
         &self,
         deadline: Option<Deadline>,
@@ -228,10 +242,6 @@ impl Limiter {
         let Some(Deadline { at, timeout }) = deadline else {
             return self.ask(plan, id).await;
         };
-        let asks = matches!(plan.step(), Step::Peek | Step::Take);
-        if asks && Instant::now() >= at {
-            return Err(StoreError::Timeout(timeout));
-        }
         tokio::time::timeout_at(at, self.ask(plan, id)).await.unwrap_or(Err(StoreError::Timeout(timeout)))
     }
 
@@ -318,4 +328,10 @@ struct Deadline {
     at: Instant,
     /// The time that it had in all.
     timeout: Duration,
+}
+
+impl Deadline {
+    fn has_passed(&self) -> bool {
+        Instant::now() >= self.at
+    }
 }

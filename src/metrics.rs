@@ -125,6 +125,23 @@ pub struct Metrics {
     pub reloads: Reloads,
     /// What becomes of the audit trail.
     pub audit: Audit,
+    traces: TraceCounters,
+}
+
+/// What became of spans.
+#[derive(Clone, Debug, Default)]
+pub struct TraceCounters {
+    /// The collector took them.
+    pub exported: Counter,
+    /// The queue was full, or the collector did not take them.
+    pub dropped: Counter,
+}
+
+impl TraceCounters {
+    fn register(&self, registry: &mut Registry) {
+        register(registry, catalogue::TRACE_SPANS_EXPORTED, self.exported.clone());
+        register(registry, catalogue::TRACE_SPANS_DROPPED, self.dropped.clone());
+    }
 }
 
 /// The series of one tier.
@@ -163,6 +180,8 @@ impl Metrics {
         register(&mut registry, catalogue::DEGRADED, degraded.clone());
         let (reloads, audit) = (Reloads::register(&mut registry), Audit::register(&mut registry));
         register(&mut registry, catalogue::ABANDONED_CHECKS, abandoned.clone());
+        let traces = TraceCounters::default();
+        traces.register(&mut registry);
         let metrics = Self {
             registry: Mutex::new(registry),
             checks,
@@ -171,6 +190,7 @@ impl Metrics {
             degraded: Policy::ALL.map(|policy| degraded.get_or_create_owned(&[("policy", policy.word().into())])),
             reloads,
             audit,
+            traces,
             check_duration: Arc::default(),
             store_duration: Arc::default(),
             in_flight: Arc::default(),
@@ -219,6 +239,11 @@ impl Metrics {
     /// Counts a check that was decided without the store.
     pub fn degraded(&self, policy: Policy) {
         self.degraded[policy as usize].inc();
+    }
+
+    /// Where spans are counted.
+    pub fn traces(&self) -> &TraceCounters {
+        &self.traces
     }
 
     /// Notes that a check begins.

@@ -109,6 +109,11 @@ impl Plan<'_> {
         }
     }
 
+    /// Whether the store is to be asked something.
+    pub fn asks(&self) -> bool {
+        matches!(self.step(), Step::Peek | Step::Take)
+    }
+
     /// The charges above what their bucket can ever hold.
     pub fn never_fits(&self) -> impl Iterator<Item = &Charge> {
         self.charges.iter().filter(|charge| charge.cost > charge.quota.max_tokens())

@@ -32,6 +32,7 @@ pub fn restart_only(old: &Settings, old_prefix: &str, new: &Settings, new_prefix
         max_connection_age,
         log,
         audit,
+        traces,
     } = old;
     let mut changes = Changes::default();
     changes.add("listen", *listen != new.listen);
@@ -49,6 +50,7 @@ pub fn restart_only(old: &Settings, old_prefix: &str, new: &Settings, new_prefix
     changes.add("max_connection_age", *max_connection_age != new.max_connection_age);
     changes.log(log, &new.log);
     changes.add("audit", *audit != new.audit);
+    changes.add("traces", *traces != new.traces);
     changes.0
 }
 

@@ -76,6 +76,22 @@ pub(super) struct Raw {
     pub(super) log: Option<Log>,
     /// Who was refused what, and why, one line of JSON each. Left out: no trail.
     pub(super) audit: Option<Audit>,
+    /// Spans of checks, for an OpenTelemetry collector.
+    pub(super) traces: Option<Traces>,
+}
+
+/// Spans of checks, for an OpenTelemetry collector: OTLP over gRPC.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Traces {
+    /// `http://host:port`, or `https://host:port` where Mozilla's roots are trusted, or `off`. Default: off.
+    pub(super) endpoint: Option<Secret>,
+    /// The share of the checks without a parent that are traced, 0 to 1; where Envoy names a parent it has decided.
+    /// Default: 1.
+    #[schemars(extend("minimum" = 0, "maximum" = 1))]
+    pub(super) sample_ratio: Option<f64>,
+    /// How long the collector may take for a batch of spans before they are dropped. Default: 5s.
+    pub(super) timeout: Option<Span>,
 }
 
 /// The HTTP endpoint for probes and Prometheus (`/livez`, `/readyz`, `/metrics`) and for operators.

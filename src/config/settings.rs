@@ -3,6 +3,7 @@
 use crate::audit;
 use crate::server::Listen;
 use crate::store::redis::{CallLimits, Topology};
+use crate::trace::Traces;
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -36,6 +37,8 @@ pub struct Settings {
     pub log: Log,
     /// `None`: there is no audit trail.
     pub audit: Option<audit::Settings>,
+    /// `None`: no check is traced.
+    pub traces: Option<Traces>,
 }
 
 /// A secret that lets its bearer in.

@@ -163,7 +163,7 @@ fn kind(node: &Value) -> &'static str {
 /// Where a value is a secret, or is where a secret is written by mistake.
 fn is_secret(path: &str) -> bool {
     path == "redis"
-        || ["redis.urls", "api_keys", "identity.key_pepper", "admin.token"]
+        || ["redis.urls", "api_keys", "identity.key_pepper", "admin.token", "traces.endpoint"]
             .iter()
             .any(|secret| path.starts_with(secret))
 }

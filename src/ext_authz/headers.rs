@@ -19,6 +19,8 @@ pub const CONTENT_TYPE: &str = "content-type";
 pub const GRPC_STATUS: &str = "grpc-status";
 /// Milliseconds after which a gRPC client may try again.
 pub const GRPC_PUSHBACK: &str = "grpc-retry-pushback-ms";
+/// The W3C's: the span that a request belongs to.
+pub const TRACEPARENT: &str = "traceparent";
 
 /// A header that replaces any of its name.
 ///

@@ -26,14 +26,6 @@ pub(super) fn count(
     }
 }
 
-/// Whether something was sent to the store.
-pub(super) fn called(answer: &Result<Option<Taken>, StoreError>) -> bool {
-    match answer {
-        Ok(taken) => taken.as_ref().is_some_and(|taken| taken.source == bucket::Source::Store),
-        Err(failure) => !matches!(failure, StoreError::BreakerOpen(_) | StoreError::Overloaded(_)),
-    }
-}
-
 /// Who said that a bucket is exhausted, or covers its cost.
 pub(super) fn source(answer: &Result<Option<Taken>, StoreError>) -> Source {
     match answer {
@@ -43,7 +35,16 @@ pub(super) fn source(answer: &Result<Option<Taken>, StoreError>) -> Source {
     }
 }
 
-fn label(outcome: &Outcome) -> metrics::Decision {
+/// Whether the store itself was called for this answer: of what was not sent at all, it was not.
+pub(super) fn called(answer: &Result<Option<Taken>, StoreError>) -> bool {
+    match answer {
+        Ok(taken) => taken.as_ref().is_some_and(|taken| taken.source == bucket::Source::Store),
+        Err(error) => !matches!(error, StoreError::BreakerOpen(_) | StoreError::Overloaded(_)),
+    }
+}
+
+/// What a decision counts as.
+pub(super) fn label(outcome: &Outcome) -> metrics::Decision {
     match outcome {
         Outcome::Exempt => metrics::Decision::Exempt,
         Outcome::Unlimited => metrics::Decision::Unlimited,

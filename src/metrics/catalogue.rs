@@ -174,9 +174,9 @@ catalogue! {
         AUDIT_QUEUE_CAPACITY = gauge("audit_queue_capacity", "lines", "Lines that may wait for one sink").with("audit");
     }
     "Traces": {
-        TRACE_SPANS_EXPORTED = counter("trace_spans_exported", "spans", "Spans that the collector took").with("traces");
+        TRACE_SPANS_EXPORTED = counter("trace_spans_exported", "spans", "Spans that the collector took");
         TRACE_SPANS_DROPPED = counter("trace_spans_dropped", "spans",
-            "Spans that were lost: the collector is away, or too slow").with("traces");
+            "Spans that were lost: the collector is away, or too slow");
     }
 }
 

@@ -15,3 +15,4 @@ mod identities;
 mod shipped;
 mod store;
 mod support;
+mod traces;

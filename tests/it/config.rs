@@ -221,7 +221,7 @@ fn secrets_of_the_environment_are_used_and_never_shown() {
     let digest = config.policy.sources.digester.digest(b"sk-test").to_string();
     assert_eq!(digest, "a84029a881ee3a5626797adc981f0106");
     let shown = format!("{config:?}");
-    assert!(!shown.contains("hunter2") && !shown.contains("pepper\"") && !shown.contains("another"));
+    assert!(!shown.contains("hunter2") && !shown.contains("\"pepper\"") && !shown.contains("another"));
 }
 
 #[test]
@@ -255,6 +255,7 @@ fn what_is_sound_but_perhaps_not_meant_is_warned_of() {
     assert!(warnings(keys).contains("identity.tier: does not list api_key"));
     let rules = "rules: [{name: all}, {name: later, match: {methods: [GET]}}]";
     assert!(warnings(rules).contains("rules[1]: comes after \"all\", which matches everything"));
+    assert_eq!(warnings("traces: {timeout: 1s}"), "traces: is of no effect without an endpoint\n");
     assert!(warnings("{}").is_empty());
 }
 

@@ -34,4 +34,5 @@ mod reload;
 mod serve;
 mod store;
 mod support;
+mod traces;
 mod wire;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module and those it may use; see ARCHITECTURE.md for the reasons.
-const MAY_USE: [(&str, &[&str]); 15] = [
+const MAY_USE: [(&str, &[&str]); 16] = [
     ("bucket", &[]),
     ("policy", &["bucket"]),
     ("clock", &["bucket"]),
@@ -15,10 +15,26 @@ const MAY_USE: [(&str, &[&str]); 15] = [
     ("store", &["bucket", "clock", "complaint", "recent"]),
     ("audit", &["bucket", "clock", "complaint", "metrics", "policy", "store"]),
     ("limiter", &["bucket", "clock", "complaint", "metrics", "policy", "recent", "store"]),
-    ("ext_authz", &["audit", "bucket", "policy", "limiter", "metrics"]),
+    ("trace", &["bucket", "complaint", "limiter", "metrics", "policy"]),
+    ("ext_authz", &["audit", "bucket", "policy", "limiter", "metrics", "trace"]),
     ("server", &["complaint", "ext_authz", "metrics"]),
-    ("config", &["audit", "bucket", "policy", "store", "server"]),
-    ("app", &["audit", "bucket", "clock", "policy", "metrics", "store", "limiter", "ext_authz", "server", "config"]),
+    ("config", &["audit", "bucket", "policy", "store", "server", "trace"]),
+    (
+        "app",
+        &[
+            "audit",
+            "bucket",
+            "clock",
+            "policy",
+            "metrics",
+            "store",
+            "limiter",
+            "ext_authz",
+            "server",
+            "config",
+            "trace",
+        ],
+    ),
     ("cli", &["app", "config", "ext_authz", "policy", "store", "bucket"]),
     ("main", &["cli"]),
 ];

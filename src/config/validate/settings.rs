@@ -1,7 +1,7 @@
 //! The settings: addresses, stores, times, log.
 
 use super::text::{count, span};
-use super::{audit, redis};
+use super::{audit, redis, traces};
 use crate::config::env::{Given, Overrides};
 use crate::config::fault::{Report, listed, nearest, quoted};
 use crate::config::raw::{self, Raw};
@@ -40,6 +40,7 @@ pub(super) fn settings(
     // Where Redis is at fault, whether there is one is not known.
     let has_redis = redis.as_ref().is_none_or(Option::is_some);
     let audit = audit::audit(raw.audit.as_ref(), has_redis, key_prefix.unwrap_or_default(), overrides, report);
+    let traces = traces::traces(raw.traces.as_ref(), report);
     Some(Settings {
         listen: listen?,
         admin: admin?,
@@ -59,6 +60,7 @@ pub(super) fn settings(
         max_connection_age: max_connection_age?,
         log: log?,
         audit: audit?,
+        traces: traces?,
     })
 }
 

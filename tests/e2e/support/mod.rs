@@ -2,6 +2,9 @@
 
 pub mod child;
 pub mod client;
+#[allow(dead_code, reason = "shared with tests/it, which uses more of it")]
+#[path = "../../it/support/collector.rs"]
+pub mod collector;
 pub mod envoy;
 #[path = "../../it/support/eventually.rs"]
 mod eventually;

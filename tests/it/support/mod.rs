@@ -3,6 +3,7 @@
 
 pub mod admin;
 pub mod cluster;
+pub mod collector;
 mod eventually;
 pub mod redis;
 pub mod sentinel;
