@@ -8,9 +8,10 @@ help: ## Say what there is
 run: ## Run tidegate behind Envoy and show a burst running into the limit
 	@scripts/run
 
-test: ## Run all tests, those with a real Redis and a real Envoy included
+test: ## Run all tests, those with a real Redis, a real Envoy and promtool included
 	@envoy=$$(scripts/tool envoy) && redis=$$(scripts/tool redis-server) && \
-		ENVOY=$$envoy REDIS_SERVER=$$redis cargo test
+		promtool=$$(scripts/tool promtool) && \
+		ENVOY=$$envoy REDIS_SERVER=$$redis PROMTOOL=$$promtool cargo test
 
 test-faults: ## Break Redis in every way under load, which takes minutes, and write target/faults.md
 	@redis=$$(scripts/tool redis-server) && rm -f target/faults.md && \

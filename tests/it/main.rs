@@ -16,6 +16,7 @@ mod check;
 mod cli;
 mod config;
 mod connections;
+mod dashboards;
 mod dedupe;
 mod deny_cache;
 mod docs;
