@@ -147,7 +147,7 @@ fn deny_cache(store: Arc<RedisStore>, settings: &Settings) -> Option<Arc<DenyCac
 fn traces(settings: &Settings, limiter: &Limiter) -> Result<(Option<Arc<Tracer>>, Option<Exporting>), TraceError> {
     let Some(traces) = &settings.traces else { return Ok((None, None)) };
     let system = if settings.redis.is_some() { "redis" } else { "memory" };
-    let (tracer, exporting) = trace::start(traces, system, limiter.metrics().traces().clone())?;
+    let (tracer, exporting) = trace::start(traces, system, limiter.metrics().traces.clone())?;
     Ok((Some(Arc::new(tracer)), Some(exporting)))
 }
 

@@ -17,7 +17,7 @@ pub use event::{Excerpt, VERSION};
 
 use crate::bucket::{Dimension, Key};
 use crate::clock::{Clock as _, SystemClock};
-use crate::metrics::{AuditEvent, AuditSink, Metrics, Source};
+use crate::metrics::{AuditEvent, AuditSink, Metrics, Source, catalogue};
 use crate::policy::Plan;
 use crate::policy::api_key::{Digest, Digester};
 use crate::policy::decision::{Decision, FailurePolicy, Mode, Outcome};
@@ -117,9 +117,11 @@ impl Audit {
             writers.push((outlet.clone(), writer(sink.clone(), outlet, redis.clone(), replica.clone())?));
         }
         let outlets: Vec<Arc<Outlet>> = writers.iter().map(|(outlet, _)| outlet.clone()).collect();
-        let watched = outlets.clone();
-        let lengths = move || watched.iter().map(|outlet| (outlet.kind, outlet.queue.len())).collect();
-        metrics.watch_audit_queues(settings.queue, lengths);
+        let (watched, capacity) = (outlets.clone(), settings.queue);
+        metrics.watch_each(catalogue::AUDIT_QUEUE_LENGTH, move || {
+            watched.iter().map(|outlet| (outlet.kind.word().into(), outlet.queue.len() as f64)).collect()
+        });
+        metrics.watch(catalogue::AUDIT_QUEUE_CAPACITY, move || capacity as f64);
         let folds = (!settings.fold.is_zero()).then(|| Mutex::new(Folds::new(settings.fold, fold::MOST)));
         let audit = Arc::new(Self { outlets, folds, hash_users: settings.hash_users, metrics });
         let _folding = folding(audit.clone(), settings.fold)?;
@@ -140,7 +142,7 @@ impl Audit {
         let Some((event, reason)) = verdict(decision) else { return };
         self.metrics.audit.happened(event);
         let subject = self.subject(plan, decision, reason, digester);
-        let outage = decision.store_error.map(|error| (policy_word(plan.on_store_error), error));
+        let outage = decision.store_error.map(|error| (plan.on_store_error.word(), error));
         // What the store's absence decided concerns all alike: one line for all, whoever they are.
         let of_store = matches!(reason, None | Some(Reason::Unavailable));
         let who = Who {
@@ -306,14 +308,6 @@ fn numbers(
         _ => {}
     }
     numbers
-}
-
-fn policy_word(policy: FailurePolicy) -> &'static str {
-    match policy {
-        FailurePolicy::Allow => "allow",
-        FailurePolicy::Deny => "deny",
-        FailurePolicy::Local { .. } => "local",
-    }
 }
 
 fn key_named(key: &Digest, by: &str) -> Vec<(&'static str, String)> {

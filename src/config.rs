@@ -162,7 +162,7 @@ fn read_file(path: &Path, report: &mut Report) -> Option<Vec<u8>> {
 
 fn finish(bytes: Option<&[u8]>, overrides: &Overrides, report: &mut Report) -> Result<Config, Faults> {
     let tree = bytes.and_then(|bytes| document::read(bytes, &mut report.faults));
-    let shown = shown::shown(builtin_tree(), tree.as_ref(), overrides);
+    let shown = shown::shown(builtin_tree(&mut Faults::default()), tree.as_ref(), overrides);
     let raw = match tree {
         Some(tree) => structure::read(tree, &mut report.faults),
         // The file cannot be read, but faults of environment and flags can be told with it.
@@ -178,8 +178,9 @@ fn finish(bytes: Option<&[u8]>, overrides: &Overrides, report: &mut Report) -> R
     }
 }
 
-fn builtin_tree() -> serde_json::Value {
-    document::read(DEFAULT.as_bytes(), &mut Faults::default()).unwrap_or_default()
+/// The built-in config's, which has no faults.
+fn builtin_tree(faults: &mut Faults) -> serde_json::Value {
+    document::read(DEFAULT.as_bytes(), faults).unwrap_or_default()
 }
 
 /// What a text means as `log.filter`.

@@ -264,17 +264,13 @@ impl Limiter {
         snapshot: &'s Snapshot,
         request: &Request<'_>,
     ) -> impl Future<Output = Explained<'s>> + Send + use<'s> {
-        let why = snapshot.policy.why(request);
         let draft = snapshot.policy.draft(request);
+        let why = snapshot.policy.why(&draft, request);
         async move {
             let (key, _) = self.look_up(snapshot, &draft).await;
             let tier_from = why.tier_from(draft.api_key(key.as_deref()));
             let plan = snapshot.policy.plan(draft, key.as_deref());
-            let found = match plan.step() {
-                Step::Nothing | Step::NeverFits => Ok(None),
-                Step::Peek => self.store.peek(&plan.charges).await.map(|found| Some(Taken { admitted: true, ..found })),
-                Step::Take => self.store.peek(&plan.charges).await.map(Some),
-            };
+            let found = if plan.asks() { self.store.peek(&plan.charges).await.map(Some) } else { Ok(None) };
             let decision = match &found {
                 Ok(found) => decide(&plan, Ok(found.as_ref().map(|found| spent(&plan, found)).as_ref())),
                 Err(error) => {
@@ -312,7 +308,10 @@ impl Limiter {
 
 /// What a take would leave of what a look found.
 fn spent(plan: &Plan<'_>, found: &Taken) -> Taken {
-    if !found.admitted || plan.step() == Step::Peek {
+    if plan.step() == Step::Peek {
+        return Taken { admitted: true, ..found.clone() };
+    }
+    if !found.admitted {
         return found.clone();
     }
     let left = |(charge, level): (&Charge, &Level)| Level {

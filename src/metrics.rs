@@ -125,7 +125,8 @@ pub struct Metrics {
     pub reloads: Reloads,
     /// What becomes of the audit trail.
     pub audit: Audit,
-    traces: TraceCounters,
+    /// What becomes of spans.
+    pub traces: TraceCounters,
 }
 
 /// What became of spans.
@@ -241,11 +242,6 @@ impl Metrics {
         self.degraded[policy as usize].inc();
     }
 
-    /// Where spans are counted.
-    pub fn traces(&self) -> &TraceCounters {
-        &self.traces
-    }
-
     /// Notes that a check begins.
     pub fn begin(&self) -> InFlight<'_> {
         if OBSERVED {
@@ -269,16 +265,6 @@ impl Metrics {
     /// Has the values of a family with one label asked for whenever the metrics are read.
     pub fn watch_each(&self, family: Family, values: impl Fn() -> Values + Send + Sync + 'static) {
         self.registry.lock().register_collector(Box::new(Asked { family, values: Box::new(values) }));
-    }
-
-    /// Has `lengths` asked whenever the metrics are read: how many events wait for each sink of the audit trail. No more
-    /// than `capacity` do.
-    pub fn watch_audit_queues(
-        &self,
-        capacity: usize,
-        lengths: impl Fn() -> Vec<(AuditSink, usize)> + Send + Sync + 'static,
-    ) {
-        self.registry.lock().register_collector(audit::queues(capacity, lengths));
     }
 
     /// All of them, as OpenMetrics text.

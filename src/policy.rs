@@ -23,7 +23,7 @@ use request::Request;
 use route::{Oddity, Route, Rule};
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use tier::{Claim, Tier, Tiers};
+use tier::{Claim, Tier, TierIndex, Tiers};
 
 /// Everything a decision needs besides the buckets. Built by `config`.
 #[derive(Debug)]
@@ -210,18 +210,13 @@ impl Policy {
         }
     }
 
-    /// Where the caller's tier comes from, for people who ask.
-    pub fn why(&self, request: &Request<'_>) -> Why {
-        let route = Route::find(&self.rules, request);
-        let user = || {
-            let caller = if route.exempt() { Caller::default() } else { self.sources.caller(request) };
-            let user = caller.user.as_deref().and_then(|id| self.users.find(id))?;
-            user.tier
-        };
-        if route.rule.is_some_and(|rule| rule.tier.is_some()) {
-            Why { before_key: Some(TierFrom::Rule), after_key: TierFrom::Default }
-        } else if user().is_some() {
-            Why { before_key: Some(TierFrom::User), after_key: TierFrom::Default }
+    /// Where the caller's tier comes from, for people who ask. `draft` is that of the same request.
+    pub fn why(&self, draft: &Draft<'_>, request: &Request<'_>) -> Why {
+        let settled = |tier_from| Why { before_key: Some(tier_from), after_key: TierFrom::Default };
+        if draft.route.rule.is_some_and(|rule| rule.tier.is_some()) {
+            settled(TierFrom::Rule)
+        } else if draft.user.is_some_and(|user| user.tier.is_some()) {
+            settled(TierFrom::User)
         } else {
             self.tiers.why(&self.sources.tier, request)
         }
@@ -247,7 +242,12 @@ impl Policy {
 
     /// One bucket is never refilled at two rates: a tier that a rule sets has buckets of its own.
     fn key(&self, dimension: Dimension, id: &str, route: &Route<'_>) -> Key {
-        match route.rule.and_then(|rule| rule.tier) {
+        self.bucket(dimension, id, route.rule.and_then(|rule| rule.tier))
+    }
+
+    /// The bucket of an identity in its stored form; with `tier`, that of the rules which set this tier.
+    pub fn bucket(&self, dimension: Dimension, id: &str, tier: Option<TierIndex>) -> Key {
+        match tier {
             Some(tier) => Key::of_tier(&self.key_prefix, dimension, &self.tiers.at(tier).name, id),
             None => Key::new(&self.key_prefix, dimension, id),
         }

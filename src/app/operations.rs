@@ -152,9 +152,9 @@ fn named(policy: &Policy, which: Which<'_>) -> Result<Key, Told> {
         },
         _ => return fault("write /buckets/user/{id}, /buckets/key/{digest} or /buckets/ip/{address}".into()),
     };
-    let Some(tier) = which.tier else { return Ok(Key::new(&policy.key_prefix, dimension, &id)) };
+    let Some(tier) = which.tier else { return Ok(policy.bucket(dimension, &id, None)) };
     match policy.tiers.index(tier.as_bytes()) {
-        Some(index) => Ok(Key::of_tier(&policy.key_prefix, dimension, &policy.tiers.at(index).name, &id)),
+        tier @ Some(_) => Ok(policy.bucket(dimension, &id, tier)),
         None => fault(format!("tier: there is no such tier; there are {}", tiers(policy))),
     }
 }

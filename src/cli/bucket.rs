@@ -131,12 +131,9 @@ fn named(caller: &CallerFlags, tier: Option<&str>, config: &Config) -> Result<Ke
         (None, Some(address)) => (Dimension::Ip, stored_address(address, config)),
         (None, None) => (Dimension::Key, policy.sources.digester.digest(&key_on_stdin()?).to_string()),
     };
-    let Some(tier) = tier else {
-        return Ok(Key::new(&policy.key_prefix, dimension, &id));
-    };
-    let index = policy.tiers.index(tier.as_bytes());
-    let index = index.ok_or_else(|| Failure::Other(format!("--tier: {tier:?} is no tier of this config")))?;
-    Ok(Key::of_tier(&policy.key_prefix, dimension, &policy.tiers.at(index).name, &id))
+    let unknown = |tier| Failure::Other(format!("--tier: {tier:?} is no tier of this config"));
+    let tier = tier.map(|tier| policy.tiers.index(tier.as_bytes()).ok_or_else(|| unknown(tier))).transpose()?;
+    Ok(policy.bucket(dimension, &id, tier))
 }
 
 fn stored_address(address: Address, config: &Config) -> String {

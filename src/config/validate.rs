@@ -62,8 +62,8 @@ pub(super) fn log_filter(path: &str, text: &str, report: &mut Report) -> Option<
 /// What is used of the built-in config where the file says nothing. Read through the very same steps.
 fn builtin() -> Raw {
     let mut report = Report::default();
-    let tree = super::document::read(super::DEFAULT.as_bytes(), &mut report.faults);
-    let raw = tree.map(|tree| super::structure::read(tree, &mut report.faults)).unwrap_or_default();
+    let tree = super::builtin_tree(&mut report.faults);
+    let raw = super::structure::read(tree, &mut report.faults);
     debug_assert!(report.faults.is_empty(), "the built-in config has no faults: {}", report.faults);
     raw
 }

@@ -6,7 +6,7 @@ use super::{key_headers, request, response};
 use crate::bucket::{Charge, Level, Taken};
 use crate::limiter::{Explained, Limiter};
 use crate::policy::TierFrom;
-use crate::policy::decision::{Decision, FailurePolicy, Mode, Outcome};
+use crate::policy::decision::{Decision, Mode, Outcome};
 use serde_json::{Map, Value, json};
 use tonic::{Code, Status};
 
@@ -43,7 +43,7 @@ pub async fn explain(limiter: &Limiter, check: &CheckRequest) -> Value {
     tell("buckets", buckets.into());
     if let Err(error) = found {
         tell("store_error", error.into());
-        tell("on_store_error", policy(plan.on_store_error).into());
+        tell("on_store_error", plan.on_store_error.word().into());
     }
     if let Some(oddity) = plan.oddity {
         tell("context_extensions", format!("cannot be followed: {oddity:?}").into());
@@ -60,14 +60,6 @@ fn source_of(tier_from: TierFrom) -> &'static str {
         TierFrom::Header => "header",
         TierFrom::ApiKey => "api_key",
         TierFrom::Default => "default_tier",
-    }
-}
-
-fn policy(policy: FailurePolicy) -> &'static str {
-    match policy {
-        FailurePolicy::Allow => "allow",
-        FailurePolicy::Deny => "deny",
-        FailurePolicy::Local { .. } => "local",
     }
 }
 

@@ -80,16 +80,13 @@ fn read_peer(node: &Node<'_>) -> Read<Peer> {
                 "ipv4_compat",
                 "network_namespace_filepath",
             ];
-            let address = socket.object(KNOWN)?.get("address").map_or(Ok(Bytes::new()), |address| address.text())?;
+            let address = socket.object(KNOWN)?.text("address")?;
             Ok(Arm::SocketAddress(SocketAddress { address }))
         });
         let pipe = address.get("pipe").map(|_| Arm::Pipe(Pipe {}));
         Ok(Address { address: socket.transpose()?.or(pipe) })
     });
-    Ok(Peer {
-        address: address.transpose()?,
-        principal: object.get("principal").map_or(Ok(Bytes::new()), |text| text.text())?,
-    })
+    Ok(Peer { address: address.transpose()?, principal: object.text("principal")? })
 }
 
 fn read_http(node: &Node<'_>) -> Read<HttpRequest> {
@@ -109,26 +106,24 @@ fn read_http(node: &Node<'_>) -> Read<HttpRequest> {
         "raw_body",
     ];
     let object = node.object(KNOWN)?;
-    let text = |name: &'static str| object.get(name).map_or(Ok(Bytes::new()), |text| text.text());
     let header_map = object.get("header_map").map(|node| {
         let headers =
             node.object(&["headers"])?.get("headers").map_or(Ok(Vec::new()), |list| list.list(read_header))?;
         Ok(HeaderMap { headers })
     });
     Ok(HttpRequest {
-        id: text("id")?,
-        method: text("method")?,
+        id: object.text("id")?,
+        method: object.text("method")?,
         headers: object.get("headers").map_or(Ok(Vec::new()), |node| node.texts())?,
-        path: text("path")?,
-        host: text("host")?,
+        path: object.text("path")?,
+        host: object.text("host")?,
         header_map: header_map.transpose()?,
     })
 }
 
 fn read_header(node: &Node<'_>) -> Read<HeaderValue> {
     let object = node.object(&["key", "value"])?;
-    let text = |name: &'static str| object.get(name).map_or(Ok(Bytes::new()), |text| text.text());
-    Ok(HeaderValue { key: text("key")?, value: text("value")?, raw_value: Bytes::new() })
+    Ok(HeaderValue { key: object.text("key")?, value: object.text("value")?, raw_value: Bytes::new() })
 }
 
 fn read_metadata(node: &Node<'_>) -> Read<Metadata> {
@@ -179,6 +174,11 @@ impl<'t> Object<'t> {
     fn get(&self, name: &str) -> Option<Node<'t>> {
         let (spelling, value) = self.map?.iter().find(|(spelling, _)| snake(spelling) == name)?;
         (!value.is_null()).then(|| Node { path: joined(&self.path, spelling), value })
+    }
+
+    /// The text of a name; empty where there is none.
+    fn text(&self, name: &str) -> Read<Bytes> {
+        self.get(name).map_or(Ok(Bytes::new()), |text| text.text())
     }
 }
 

@@ -3,16 +3,10 @@
 //! All counts are of what happened, and not of lines: a line that stands for five hundred denials counts as five hundred.
 //! So what happened was written, was dropped, or still waits, at each sink.
 
-use super::asked::sentence;
-use super::catalogue::{self, Family};
+use super::catalogue;
 use super::{AuditEvent, AuditSink, Counters};
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
-use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
-use std::fmt;
 
 /// The counters of the audit trail.
 #[derive(Debug)]
@@ -54,37 +48,5 @@ impl Audit {
     /// What was counted by [`Audit::dropped`].
     pub fn dropped_so_far(&self, sink: AuditSink) -> u64 {
         self.dropped[sink as usize].get()
-    }
-}
-
-/// Gauges that are asked for.
-struct Queues<F> {
-    capacity: usize,
-    lengths: F,
-}
-
-pub(super) fn queues(
-    capacity: usize,
-    lengths: impl Fn() -> Vec<(AuditSink, usize)> + Send + Sync + 'static,
-) -> Box<dyn Collector> {
-    Box::new(Queues { capacity, lengths })
-}
-
-impl<F> fmt::Debug for Queues<F> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queues").field("capacity", &self.capacity).finish_non_exhaustive()
-    }
-}
-
-impl<F: Fn() -> Vec<(AuditSink, usize)> + Send + Sync + 'static> Collector for Queues<F> {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let gauge = |number: usize| ConstGauge::new(i64::try_from(number).unwrap_or(i64::MAX));
-        let Family { name, help, .. } = catalogue::AUDIT_QUEUE_LENGTH;
-        let mut lengths = encoder.encode_descriptor(name, &sentence(help), None, MetricType::Gauge)?;
-        for (sink, length) in (self.lengths)() {
-            gauge(length).encode(lengths.encode_family(&[("sink", sink.word())])?)?;
-        }
-        let Family { name, help, .. } = catalogue::AUDIT_QUEUE_CAPACITY;
-        gauge(self.capacity).encode(encoder.encode_descriptor(name, &sentence(help), None, MetricType::Gauge)?)
     }
 }

@@ -1,16 +1,12 @@
 //! The metrics of reloads: how many, what came of the last, and what is in force.
 
-use super::catalogue::{self, Family};
+use super::asked::Asked;
+use super::catalogue;
 use parking_lot::Mutex;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
-use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family as Series;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
-use std::fmt;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -34,7 +30,10 @@ impl Reloads {
         super::register(registry, catalogue::CONFIG_RELOADS, reloads.clone());
         super::register(registry, catalogue::CONFIG_LAST_RELOAD_SUCCESSFUL, successful.clone());
         super::register(registry, catalogue::CONFIG_LAST_RELOAD_SUCCESS, succeeded_at.clone());
-        registry.register_collector(Box::new(InForce(hash.clone())));
+        let in_force = hash.clone();
+        // One series at a time.
+        let values = move || in_force.lock().clone().map(|hash| (hash.into(), 1.0)).into_iter().collect();
+        registry.register_collector(Box::new(Asked { family: catalogue::CONFIG, values: Box::new(values) }));
         let counter = |result| reloads.get_or_create_owned(&[("result", result)]);
         Self { success: counter("success"), refused: counter("refused"), successful, succeeded_at, hash }
     }
@@ -57,19 +56,6 @@ impl Reloads {
     pub fn refused(&self) {
         self.refused.inc();
         self.successful.set(0);
-    }
-}
-
-/// The series of the hash, of which there is one at a time.
-#[derive(Debug)]
-struct InForce(Hash);
-
-impl Collector for InForce {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Some(hash) = self.0.lock().clone() else { return Ok(()) };
-        let Family { name, help, .. } = catalogue::CONFIG;
-        let help = super::asked::sentence(help);
-        Info::new([("hash", hash)]).encode(encoder.encode_descriptor(name, &help, None, MetricType::Info)?)
     }
 }
 

@@ -32,6 +32,17 @@ pub enum FailurePolicy {
     },
 }
 
+impl FailurePolicy {
+    /// As the configuration spells it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+            Self::Local { .. } => "local",
+        }
+    }
+}
+
 /// How decisions are told to Envoy and to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answers {

@@ -2,22 +2,11 @@
 
 use crate::support::admin::{ask, get, open, until};
 use crate::support::redis::Server;
-use crate::support::service::{Tidegate, check, program};
+use crate::support::service::{Tidegate, block_on, check, client, program};
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use tidegate::ext_authz::proto::authorization_client::AuthorizationClient;
 use tidegate::ext_authz::proto::{CheckResponse, value::Kind};
 use tidegate::metrics::Decision;
-use tonic::transport::{Channel, Endpoint};
-
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
-}
-
-async fn client(service: &Tidegate) -> AuthorizationClient<Channel> {
-    let endpoint = Endpoint::from_shared(format!("http://{}", service.address)).unwrap();
-    AuthorizationClient::new(endpoint.connect().await.unwrap())
-}
 
 fn text<'a>(answer: &'a CheckResponse, name: &str) -> &'a str {
     let fields = &answer.dynamic_metadata.as_ref().unwrap().fields;

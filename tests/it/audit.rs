@@ -1,25 +1,23 @@
 //! The audit trail of the running service: what is told, where, and what happens to checks when nobody takes it.
 
+use crate::support::admin::get;
 use crate::support::cluster::{Cluster, Coverage};
 use crate::support::eventually;
 use crate::support::redis::Server;
-use crate::support::service::{Tidegate, check};
+use crate::support::service::{Tidegate, block_on, check, client};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::TcpStream;
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use tidegate::audit::{Audit, Settings, SinkSettings};
 use tidegate::bucket::{Dimension, Key};
-use tidegate::ext_authz::proto::authorization_client::AuthorizationClient;
 use tidegate::ext_authz::proto::{CheckRequest, CheckResponse, value::Kind};
 use tidegate::metrics::Metrics;
 use tidegate::policy::api_key::Digester;
-use tonic::transport::{Channel, Endpoint};
 
 type Json = serde_json::Value;
 
@@ -28,15 +26,6 @@ const KEY: &str = "sk-very-secret-1234567890";
 /// One token for each user, and none that flows in.
 const STINGY: &str = "drain: 0s\nidentity: {user: [{header: x-user}]}\n\
                       tiers: {free: {per_user: {max_tokens: 1, refill_rate: 0.0001}}}\n";
-
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
-}
-
-async fn client(service: &Tidegate) -> AuthorizationClient<Channel> {
-    let endpoint = Endpoint::from_shared(format!("http://{}", service.address)).unwrap();
-    AuthorizationClient::new(endpoint.connect().await.unwrap())
-}
 
 /// Asks one after the other.
 fn ask(service: &Tidegate, requests: impl IntoIterator<Item = CheckRequest>) -> Vec<CheckResponse> {
@@ -120,19 +109,6 @@ fn times(events: &[Json]) -> u64 {
     events.iter().map(|event| event["count"].as_u64().unwrap_or(1)).sum()
 }
 
-fn metrics(service: &Tidegate) -> String {
-    let mut socket = TcpStream::connect(service.admin).unwrap();
-    write!(socket, "GET /metrics HTTP/1.1\r\nhost: admin\r\n\r\n").unwrap();
-    let mut text = String::new();
-    socket.read_to_string(&mut text).unwrap();
-    text
-}
-
-fn value(metrics: &str, series: &str) -> u64 {
-    let line = metrics.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
-    line.unwrap_or_else(|| panic!("{series} is not in\n{metrics}")).parse().unwrap()
-}
-
 /// What a sink has, will never have, and is yet to get.
 #[derive(Debug, PartialEq, Eq)]
 struct Account {
@@ -142,8 +118,8 @@ struct Account {
 }
 
 fn account(service: &Tidegate, sink: &str) -> Account {
-    let told = metrics(service);
-    let of = |name: &str| value(&told, &format!("tidegate_audit_{name}{{sink=\"{sink}\"}}"));
+    let told = get(service.admin, "/metrics");
+    let of = |name: &str| told.value(&format!("tidegate_audit_{name}{{sink=\"{sink}\"}}"));
     Account { written: of("written_total"), dropped: of("dropped_total"), waiting: of("queue_length") }
 }
 
@@ -232,7 +208,7 @@ fn repeats_are_counted_exactly_and_make_few_lines() {
         let fold = own.iter().find(|event| event["count"].is_u64()).unwrap();
         assert!(fold["first"].as_str() <= fold["last"].as_str() && fold["last"].as_str() <= fold["time"].as_str());
     }
-    assert_eq!(value(&metrics(&service), "tidegate_audit_events_total{event=\"denied\"}"), total);
+    assert_eq!(get(service.admin, "/metrics").value("tidegate_audit_events_total{event=\"denied\"}"), total);
     assert_eq!(settled(&service, "stdout", total), (total, 0));
 }
 
@@ -431,7 +407,7 @@ fn on_a_full_disk_checks_go_on_and_it_is_said_once() {
         assert_eq!(denied(&ask(&service, [from("alice")])), 1);
     }
     let Account { written, dropped, waiting } = account(&service, "file");
-    let told = value(&metrics(&service), "tidegate_audit_events_total{event=\"denied\"}");
+    let told = get(service.admin, "/metrics").value("tidegate_audit_events_total{event=\"denied\"}");
     assert_eq!((written, dropped + waiting, waiting), (0, told, 16));
     assert_eq!(said(&service, FAILS), 1, "{}", service.log());
 }
@@ -502,9 +478,9 @@ fn a_stream_on_a_redis_that_is_down_is_said_once_and_goes_on_when_it_is_back() {
     assert_eq!((answers.len(), denied(&answers)), (200, 0), "on_store_error is allow");
     service.wait_for_log(FAILS);
     let Account { written, dropped, waiting } = account(&service, "redis_stream");
-    let told = metrics(&service);
+    let told = get(service.admin, "/metrics");
     let happened =
-        ["denied", "degraded"].map(|event| value(&told, &format!("tidegate_audit_events_total{{event=\"{event}\"}}")));
+        ["denied", "degraded"].map(|event| told.value(&format!("tidegate_audit_events_total{{event=\"{event}\"}}")));
     assert_eq!((written, waiting, dropped), (1, 16, happened.iter().sum::<u64>() - 17));
     server.restart();
     service.wait_for_log(WORKS);
@@ -608,9 +584,9 @@ fn without_a_trail_nothing_is_printed_and_nothing_counted() {
     let mut service = start(STINGY);
     let printed = Printed::by(&mut service);
     assert_eq!(denied(&ask(&service, ["alice", "alice"].map(from))), 1);
-    let told = metrics(&service);
-    assert_eq!(value(&told, "tidegate_audit_events_total{event=\"denied\"}"), 0);
-    assert!(!told.contains("audit_queue"));
+    let told = get(service.admin, "/metrics");
+    assert_eq!(told.value("tidegate_audit_events_total{event=\"denied\"}"), 0);
+    assert!(!told.body.contains("audit_queue"));
     service.signal("TERM");
     assert_eq!(service.wait(), Some(0));
     assert_eq!(printed.text(), "");

@@ -1,7 +1,7 @@
 //! What Redis says of API keys: how checks follow it, and the commands that write and show it.
 
 use crate::support::redis::Server;
-use crate::support::service::{Tidegate, check, program};
+use crate::support::service::{Tidegate, check, client, program, told};
 use std::io::Write as _;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use std::time::Duration;
 use tidegate::bucket::{Charge, Key, State, Taken};
 use tidegate::config;
 use tidegate::ext_authz::proto::authorization_client::AuthorizationClient;
-use tidegate::ext_authz::proto::{CheckResponse, check_response::HttpResponse, value::Kind};
+use tidegate::ext_authz::proto::{CheckResponse, check_response::HttpResponse};
 use tidegate::limiter::Limiter;
 use tidegate::limiter::keys::{KeyMemory, KeyMemorySettings};
 use tidegate::policy::api_key::Digester;
 use tidegate::policy::decision::{FailurePolicy, Outcome};
 use tidegate::policy::request::Request;
 use tidegate::store::{Fields, KeyMetadata, Pending, Store, StoreError};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 const TIERS: &str = "\
 identity: {user: [], key: [{header: x-api-key}]}
@@ -36,26 +36,12 @@ fn service(server: &Server, max_age: &str, more: &str) -> Tidegate {
     Tidegate::start(&format!("{redis}{TIERS}{more}"))
 }
 
-async fn client(service: &Tidegate) -> AuthorizationClient<Channel> {
-    let endpoint = Endpoint::from_shared(format!("http://{}", service.address)).unwrap();
-    AuthorizationClient::new(endpoint.connect().await.unwrap())
-}
-
 async fn ask(client: &mut AuthorizationClient<Channel>, key: &str) -> CheckResponse {
     client.check(check(&[("x-api-key", key)])).await.unwrap().into_inner()
 }
 
 fn code(answer: &CheckResponse) -> i32 {
     answer.status.as_ref().unwrap().code
-}
-
-fn told(answer: &CheckResponse, name: &str) -> Option<String> {
-    let fields = &answer.dynamic_metadata.as_ref()?.fields;
-    match fields.iter().find(|field| field.key == name)?.value.as_ref()?.kind.as_ref()? {
-        Kind::StringValue(text) => Some(String::from_utf8(text.to_vec()).unwrap()),
-        Kind::NumberValue(number) => Some(number.to_string()),
-        other => Some(format!("{other:?}")),
-    }
 }
 
 fn digest(key: &str) -> String {

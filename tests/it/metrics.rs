@@ -2,17 +2,15 @@
 
 use crate::support::admin::{get, until};
 use crate::support::redis::Server;
-use crate::support::service::{Tidegate, check};
+use crate::support::service::{Tidegate, block_on, check, client};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tidegate::clock::SystemClock;
 use tidegate::config;
-use tidegate::ext_authz::proto::authorization_client::AuthorizationClient;
 use tidegate::limiter::Limiter;
 use tidegate::metrics::catalogue::{CATALOGUE, Family, Kind, There};
 use tidegate::policy::request::Request;
 use tidegate::store::memory::MemoryStore;
-use tonic::transport::Endpoint;
 
 fn families(wanted: impl Fn(There) -> bool) -> impl Iterator<Item = &'static Family> {
     CATALOGUE.iter().flat_map(|(_, families)| *families).filter(move |family| wanted(family.there))
@@ -59,9 +57,8 @@ identity: {{user: [], key: [{{header: x-api-key}}], tier: []}}\n",
         metrics.value(r#"tidegate_health_serving{service="readiness"}"#) == 1
     });
     assert_eq!(metrics.value("tidegate_store_connections"), 1);
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-        let endpoint = Endpoint::from_shared(format!("http://{}", service.address)).unwrap();
-        let mut client = AuthorizationClient::new(endpoint.connect().await.unwrap());
+    block_on(async {
+        let mut client = client(&service).await;
         for _ in 0..4 {
             client.check(check(&[("x-api-key", "k")])).await.unwrap();
         }

@@ -2,13 +2,11 @@
 
 use crate::support::admin::{Answer, ask_with, get, until};
 use crate::support::redis::Server;
-use crate::support::service::{Tidegate, check, program};
+use crate::support::service::{Tidegate, block_on, check, client, program};
 use serde_json::{Value, json};
 use std::io::Write;
 use std::process::Stdio;
 use tidegate::ext_authz::proto::CheckResponse;
-use tidegate::ext_authz::proto::authorization_client::AuthorizationClient;
-use tonic::transport::Endpoint;
 
 const TOKEN: &str = "0123456789abcdef";
 const STINGY: &str = "tiers: {free: {per_ip: {max_tokens: 1, refill_rate: 0.001}}}\nidentity: {user: [], tier: []}\n";
@@ -20,12 +18,7 @@ fn json(answer: &Answer) -> Value {
 
 /// A Check from 192.0.2.1.
 fn checked(service: &Tidegate) -> CheckResponse {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let endpoint = Endpoint::from_shared(format!("http://{}", service.address)).unwrap();
-        let mut client = AuthorizationClient::new(endpoint.connect().await.unwrap());
-        client.check(check(&[])).await.unwrap().into_inner()
-    })
+    block_on(async { client(service).await.check(check(&[])).await.unwrap().into_inner() })
 }
 
 fn passes(service: &Tidegate) -> bool {

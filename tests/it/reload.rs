@@ -5,17 +5,14 @@ mod followed;
 mod restart;
 mod rotation;
 
-use crate::support::service::{Tidegate, check};
+use crate::support::admin::get;
+use crate::support::service::{Tidegate, block_on, check, client, told};
 use crate::support::{eventually, redis::Server};
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use tidegate::ext_authz::proto::authorization_client::AuthorizationClient;
-use tidegate::ext_authz::proto::{CheckResponse, value::Kind};
-use tonic::transport::{Channel, Endpoint};
+use tidegate::ext_authz::proto::CheckResponse;
 
 /// How long nothing must happen to be believed not to: several times what a change takes to be seen.
 const A_WHILE: Duration = Duration::from_millis(1200);
@@ -92,19 +89,9 @@ impl ConfigMap {
     }
 }
 
-fn get(service: &Tidegate, target: &str) -> String {
-    let mut socket = TcpStream::connect(service.admin).unwrap();
-    write!(socket, "GET {target} HTTP/1.1\r\nhost: admin\r\n\r\n").unwrap();
-    let mut text = String::new();
-    socket.read_to_string(&mut text).unwrap();
-    text
-}
-
 /// A metric's value, by its name and labels as they are written.
 fn metric(service: &Tidegate, series: &str) -> u64 {
-    let text = get(service, "/metrics");
-    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
-    line.unwrap_or_else(|| panic!("{series} is not in\n{text}")).parse().unwrap()
+    get(service.admin, "/metrics").value(series)
 }
 
 /// Reloads that succeeded, and those that were refused.
@@ -130,26 +117,8 @@ fn reloads_stay(service: &Tidegate, wanted: (u64, u64)) {
     }
 }
 
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
-}
-
-async fn client(service: &Tidegate) -> AuthorizationClient<Channel> {
-    let endpoint = Endpoint::from_shared(format!("http://{}", service.address)).unwrap();
-    AuthorizationClient::new(endpoint.connect().await.unwrap())
-}
-
 fn ask(service: &Tidegate, headers: &[(&str, &str)]) -> CheckResponse {
     block_on(async { client(service).await.check(check(headers)).await.unwrap().into_inner() })
-}
-
-fn told(answer: &CheckResponse, name: &str) -> Option<String> {
-    let fields = &answer.dynamic_metadata.as_ref()?.fields;
-    match fields.iter().find(|field| field.key == name)?.value.as_ref()?.kind.as_ref()? {
-        Kind::StringValue(text) => Some(String::from_utf8(text.to_vec()).unwrap()),
-        Kind::NumberValue(number) => Some(number.to_string()),
-        other => Some(format!("{other:?}")),
-    }
 }
 
 /// The limit that somebody new is told.
@@ -160,7 +129,7 @@ fn limit(service: &Tidegate) -> String {
 }
 
 fn hash(service: &Tidegate) -> String {
-    let text = get(service, "/metrics");
+    let text = get(service.admin, "/metrics").body;
     let hashes: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("tidegate_config_info{hash=\"")).collect();
     assert_eq!(hashes.len(), 1, "{text}");
     hashes[0].trim_end_matches("\"} 1").to_owned()
@@ -193,10 +162,10 @@ fn a_bad_file_between_two_good_ones_is_refused_once_told_in_full_and_forgotten()
     map.swap(&config(101, "mode: sometimes\ndrain: soon\n"));
     until_reloads(&service, (0, 1));
     let ready = eventually("the refusal is told", || {
-        Some(get(&service, "/readyz?verbose")).filter(|page| page.contains("refused"))
+        Some(get(service.admin, "/readyz?verbose")).filter(|page| page.body.contains("refused"))
     });
-    assert!(ready.starts_with("HTTP/1.1 200 "), "{ready}");
-    assert!(ready.contains("\n[!] config warning: reload refused\n"), "{ready}");
+    assert_eq!(ready.status(), 200, "{ready:?}");
+    assert!(ready.body.contains("\n[!] config warning: reload refused\n"), "{ready:?}");
     assert_eq!(metric(&service, "tidegate_config_last_reload_successful"), 0);
     assert_eq!((limit(&service), hash(&service)), ("100".to_owned(), before));
     for fault in ["config: mode: \\\"sometimes\\\"", "config: drain: \\\"soon\\\""] {
@@ -206,7 +175,9 @@ fn a_bad_file_between_two_good_ones_is_refused_once_told_in_full_and_forgotten()
 
     map.swap(&config(102, ""));
     until_reloads(&service, (1, 1));
-    eventually("all is well", || get(&service, "/readyz?verbose").contains("\n[+] config ok\n").then_some(()));
+    eventually("all is well", || {
+        get(service.admin, "/readyz?verbose").body.contains("\n[+] config ok\n").then_some(())
+    });
     assert_eq!(metric(&service, "tidegate_config_last_reload_successful"), 1);
     assert!(metric(&service, "tidegate_config_last_reload_success_timestamp_seconds") > 1_700_000_000);
     assert_eq!(limit(&service), "102");

@@ -1,5 +1,6 @@
 //! Traces: what a collector gets of the running service, and that checks care for no collector.
 
+use crate::support::admin::get;
 use crate::support::collector::{Collector, told};
 use crate::support::eventually;
 use crate::support::redis::{Server, free_port};
@@ -7,8 +8,7 @@ use crate::support::service::{Tidegate, check};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 use tidegate::ext_authz::proto::authorization_client::AuthorizationClient;
 use tidegate::ext_authz::proto::{CheckRequest, CheckResponse, TextEntry};
@@ -71,12 +71,7 @@ fn parent(flags: &str) -> String {
 }
 
 fn metric(service: &Tidegate, name: &str) -> u64 {
-    let mut socket = TcpStream::connect(service.admin).unwrap();
-    write!(socket, "GET /metrics HTTP/1.1\r\nhost: admin\r\n\r\n").unwrap();
-    let mut told = String::new();
-    socket.read_to_string(&mut told).unwrap();
-    let line = told.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    line.unwrap_or_else(|| panic!("{name} is not in\n{told}")).trim().parse().unwrap()
+    get(service.admin, "/metrics").value(name)
 }
 
 fn threads(service: &Tidegate) -> Vec<String> {

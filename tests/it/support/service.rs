@@ -7,10 +7,13 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::NamedTempFile;
+use tidegate::ext_authz::proto::authorization_client::AuthorizationClient;
 use tidegate::ext_authz::proto::{
-    Address, AttributeContext, CheckRequest, HttpRequest, Peer, Request, SocketAddress, TextEntry,
-    address::Address as Arm,
+    Address, AttributeContext, CheckRequest, CheckResponse, HttpRequest, Peer, Request, SocketAddress, TextEntry,
+    address::Address as Arm, value::Kind,
 };
+
+use tonic::transport::{Channel, Endpoint};
 
 const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
@@ -166,5 +169,25 @@ pub fn check(headers: &[(&str, &str)]) -> CheckRequest {
             request: Some(Request { http: Some(http) }),
             ..AttributeContext::default()
         }),
+    }
+}
+
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+/// A connection to the service.
+pub async fn client(service: &Tidegate) -> AuthorizationClient<Channel> {
+    let endpoint = Endpoint::from_shared(format!("http://{}", service.address)).unwrap();
+    AuthorizationClient::new(endpoint.connect().await.unwrap())
+}
+
+/// What the access log would show under a name, as text.
+pub fn told(answer: &CheckResponse, name: &str) -> Option<String> {
+    let fields = &answer.dynamic_metadata.as_ref()?.fields;
+    match fields.iter().find(|field| field.key == name)?.value.as_ref()?.kind.as_ref()? {
+        Kind::StringValue(text) => Some(String::from_utf8(text.to_vec()).unwrap()),
+        Kind::NumberValue(number) => Some(number.to_string()),
+        other => Some(format!("{other:?}")),
     }
 }
