@@ -1,7 +1,7 @@
 //! Traces: one span of each check that is to be traced, and one of its call to the store, sent to an OpenTelemetry
 //! collector.
 //!
-//! Takes the parent of a check and what came of it, gives spans to a thread of its own ([`export`]) and never waits: what
+//! Takes the parent of a check and what came of it, gives spans to a thread of its own (`export`) and never waits: what
 //! does not fit into the queue is dropped and counted. Knows no protocol of checks, and nobody who asks: no span holds an
 //! identity, an address, a path or a name that a client chose.
 
