@@ -175,7 +175,9 @@ async fn run(config: Config, source: Source, files: FilesRead) -> Result<(), App
     watched::watch(&limiter, &health, redis.as_ref(), deny_cache.as_ref(), memory.as_ref());
     let lines = log.clone();
     limiter.metrics().watch(catalogue::LOG_LINES_DROPPED, move || lines.dropped() as f64);
+    // All of them before anybody hears that it serves: a SIGHUP that nobody waits for ends the process.
     let mut signals = Signals::new().map_err(AppError::Signals)?;
+    let hangups = signal(SignalKind::hangup()).map_err(AppError::Signals)?;
     let admin = match settings.admin {
         Some(address) => Some(Admin::bind(address).await?),
         None => None,
@@ -217,7 +219,7 @@ async fn run(config: Config, source: Source, files: FilesRead) -> Result<(), App
         // To the very end: who looks on wants to see the drain too.
         tokio::spawn(admin.serve(pages));
     }
-    tokio::spawn(reload_on_hangup(reloader.clone(), audit.clone()).map_err(AppError::Signals)?);
+    tokio::spawn(reload_on_hangup(hangups, reloader.clone(), audit.clone()));
     tokio::spawn(watch::follow(reloader, errands));
     let follower = Follower { store, health: health.clone(), meaning, limiter: limiter.clone() };
     let readiness = tokio::spawn(readiness::follow(follower));
@@ -286,17 +288,14 @@ fn announce(endpoint: &Endpoint, admin: Option<&Admin>, settings: &Settings, lim
 }
 
 /// On each SIGHUP, for ever, opens the audit trail's file anew and reloads the configuration.
-fn reload_on_hangup(reloader: Arc<Reloader>, audit: Option<Arc<Audit>>) -> io::Result<impl Future<Output = ()>> {
-    let mut hangup = signal(SignalKind::hangup())?;
-    Ok(async move {
-        while hangup.recv().await.is_some() {
-            if let Some(audit) = &audit {
-                audit.reopen();
-            }
-            // What came of it is logged.
-            let _ = reloader.reload(Cause::Signal).await;
+async fn reload_on_hangup(mut hangups: Signal, reloader: Arc<Reloader>, audit: Option<Arc<Audit>>) {
+    while hangups.recv().await.is_some() {
+        if let Some(audit) = &audit {
+            audit.reopen();
         }
-    })
+        // What came of it is logged.
+        let _ = reloader.reload(Cause::Signal).await;
+    }
 }
 
 /// The signals that ask a process to end.
