@@ -154,7 +154,8 @@ fn traces(settings: &Settings, limiter: &Limiter) -> Result<(Option<Arc<Tracer>>
 async fn run(config: Config, source: Source, files: FilesRead) -> Result<(), AppError> {
     let Config { policy, settings, warnings, hash, shown } = config;
     let (log, _guard) = Log::start(&settings)?;
-    tracing::info!(config = %source, hash, "starting");
+    let version = env!("CARGO_PKG_VERSION");
+    tracing::info!(version, config = %source, hash, "starting");
     for warning in warnings {
         tracing::warn!("config: {warning}");
     }
@@ -278,13 +279,13 @@ fn announce(endpoint: &Endpoint, admin: Option<&Admin>, settings: &Settings, lim
     for tier in policy.tiers.iter() {
         let name = tier.name.as_str();
         let default = tier == policy.tiers.default_tier();
-        let on_store_error = tier.on_store_error.unwrap_or(policy.on_store_error);
-        tracing::info!(tier = name, default, limits = %tier.limits, ?on_store_error, "tier");
+        let on_store_error = tier.on_store_error.unwrap_or(policy.on_store_error).word();
+        tracing::info!(tier = name, default, limits = %tier.limits, on_store_error, "tier");
     }
     let store = settings.redis.as_ref().map_or("memory".to_owned(), |redis| redis.topology.to_string());
     let traces = settings.traces.as_ref().map_or("off", |traces| traces.endpoint.as_str());
-    let version = env!("CARGO_PKG_VERSION");
-    tracing::info!(version, %listen, %admin, %store, traces, mode = ?policy.mode, on_store_error = ?policy.on_store_error, "serving");
+    let (mode, on_store_error) = (policy.mode.word(), policy.on_store_error.word());
+    tracing::info!(%listen, %admin, %store, traces, mode, on_store_error, "serving");
 }
 
 /// On each SIGHUP, for ever, opens the audit trail's file anew and reloads the configuration.

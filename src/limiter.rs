@@ -22,6 +22,8 @@ use crate::store::{Store, StoreError};
 use arc_swap::ArcSwap;
 use dedupe::Dedupe;
 use fallback::Fallback;
+pub use metered::counted_as;
+
 use keys::{Found, Generation, KeyMemory};
 use std::sync::Arc;
 use std::time::{Duration, Instant as Moment};
@@ -78,7 +80,7 @@ pub struct Checked<'s> {
 impl Checked<'_> {
     /// What it counts as.
     pub fn decided(&self) -> metrics::Decision {
-        metered::label(&self.decision.outcome)
+        counted_as(&self.decision.outcome)
     }
 }
 

@@ -67,16 +67,16 @@ impl Follower {
     }
 
     async fn went(&self, error: &StoreError) {
-        let (kind, on_store_error) = (error.kind(), self.limiter.snapshot().policy().on_store_error);
+        let (kind, on_store_error) = (error.kind(), self.limiter.snapshot().policy().on_store_error.word());
         let verdict = match self.meaning {
             Meaning::Required => {
                 let told = "not ready: the store fails; checks follow on_store_error until it answers";
-                tracing::error!(kind, %error, ?on_store_error, "{told}");
+                tracing::error!(kind, %error, on_store_error, "{told}");
                 Verdict::Fails(kind)
             }
             Meaning::Optional => {
                 let told = "ready, but the store fails; checks follow on_store_error until it answers";
-                tracing::warn!(kind, %error, ?on_store_error, "{told}");
+                tracing::warn!(kind, %error, on_store_error, "{told}");
                 Verdict::Warns(kind)
             }
         };

@@ -4,9 +4,9 @@ use super::proto::check_response::HttpResponse;
 use super::proto::{CheckRequest, CheckResponse, HeaderValueOption};
 use super::{key_headers, request, response};
 use crate::bucket::{Charge, Level, Taken};
-use crate::limiter::{Explained, Limiter};
+use crate::limiter::{Explained, Limiter, counted_as};
 use crate::policy::TierFrom;
-use crate::policy::decision::{Decision, Mode, Outcome};
+use crate::policy::decision::{Decision, Outcome};
 use serde_json::{Map, Value, json};
 use tonic::{Code, Status};
 
@@ -29,9 +29,9 @@ pub async fn explain(limiter: &Limiter, check: &CheckRequest) -> Value {
         plan.charges.iter().enumerate().map(|(place, charge)| bucket(charge, levels, place)).collect();
     let mut told = Map::new();
     let mut tell = |name: &str, value: Value| told.insert(name.to_owned(), value);
-    tell("decision", response::decision_name(&decision).into());
+    tell("decision", counted_as(&decision.outcome).word().into());
     tell("why", why(&decision).into());
-    tell("mode", if decision.mode == Mode::Shadow { "shadow" } else { "enforce" }.into());
+    tell("mode", decision.mode.word().into());
     let ip = plan.caller.ip.as_ref().map(ToString::to_string);
     let key = plan.caller.key.map(|digest| digest.to_string());
     tell("caller", json!({"user": plan.caller.user, "key": key, "key_name": plan.key_name.as_deref(), "ip": ip}));

@@ -8,11 +8,10 @@ use super::proto::{
     StatusCode, Struct, Value, check_response::HttpResponse, value::Kind,
 };
 use crate::bucket::{Dimension, Key};
+use crate::limiter::counted_as;
 use crate::policy::Plan;
 use crate::policy::api_key::Digester;
-use crate::policy::decision::{
-    Answers, Decision, ErrorAnswer, FailurePolicy, Mode, Outcome, Standing, SuspendedAnswer,
-};
+use crate::policy::decision::{Answers, Decision, ErrorAnswer, Mode, Outcome, Standing, SuspendedAnswer};
 use bytes::Bytes;
 use std::fmt::Write as _;
 use tonic::{Code, Status};
@@ -193,7 +192,7 @@ fn metadata(plan: &Plan<'_>, decision: &Decision, digester: &Digester) -> Struct
     }
     let mut fields = Vec::with_capacity(12);
     let mut text = |name: &'static str, value: Bytes| fields.push(field(name, Kind::StringValue(value)));
-    text("decision", Bytes::from_static(decision_name(decision).as_bytes()));
+    text("decision", Bytes::from_static(counted_as(&decision.outcome).word().as_bytes()));
     text("tier", Bytes::copy_from_slice(plan.tier.as_bytes()));
     if let Some(rule) = plan.rule {
         text("rule", Bytes::copy_from_slice(rule.as_bytes()));
@@ -231,20 +230,6 @@ fn field(name: &'static str, kind: Kind) -> FieldEntry {
     FieldEntry { key: Bytes::from_static(name.as_bytes()), value: Some(Value { kind: Some(kind) }) }
 }
 
-/// What was decided, whether or not it is carried out.
-pub(super) fn decision_name(decision: &Decision) -> &'static str {
-    match decision.outcome {
-        Outcome::Exempt => "exempt",
-        Outcome::Suspended => "suspended",
-        Outcome::Unlimited => "unlimited",
-        Outcome::Admitted => "allowed",
-        Outcome::Denied { .. } => "denied",
-        Outcome::NeverFits { .. } => "never_fits",
-        Outcome::Failed(FailurePolicy::Allow) => "degraded",
-        Outcome::Failed(FailurePolicy::Deny | FailurePolicy::Local { .. }) => "unavailable",
-    }
-}
-
 /// A key's id is a digest already; the others are digested here, under the pepper if there is one, so that an access log
 /// names nobody.
 fn hashed_identity(key: &Key, digester: &Digester) -> Bytes {
@@ -260,6 +245,7 @@ mod tests {
     use super::*;
     use crate::bucket::{Charge, Charges, Level, Quota, Source, Taken};
     use crate::policy::Step;
+    use crate::policy::decision::FailurePolicy;
     use crate::policy::decision::{Local, Unavailable, decide};
     use crate::policy::identity::Caller;
     use std::num::NonZeroU32;

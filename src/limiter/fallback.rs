@@ -114,12 +114,12 @@ impl Fallback {
         let news = state.outage.failed(self.clock.now());
         self.on.store(state.outage.is_on(), Ordering::Relaxed);
         drop(state);
-        let (kind, on_store_error) = (error.kind(), plan.on_store_error);
+        let (kind, on_store_error) = (error.kind(), plan.on_store_error.word());
         match news {
             Some(News::Begins) => {
                 let tier = plan.tier;
                 let text = "the store failed: an outage begins, in which answers follow on_store_error";
-                tracing::error!(kind, %error, tier, ?on_store_error, "{text}");
+                tracing::error!(kind, %error, tier, on_store_error, "{text}");
             }
             Some(News::Lasts { since, failures }) => {
                 tracing::error!(kind, %error, ?since, degraded = failures, "the store still fails");
@@ -130,9 +130,9 @@ impl Fallback {
 
     fn complain_of_foreign(&self, plan: &Plan<'_>, error: &StoreError) {
         self.foreign.say(|more| {
-            let (kind, on_store_error) = (error.kind(), plan.on_store_error);
+            let (kind, on_store_error) = (error.kind(), plan.on_store_error.word());
             let text = "a bucket's key holds a foreign value, the answer follows on_store_error";
-            tracing::error!(kind, %error, ?on_store_error, more, "{text}");
+            tracing::error!(kind, %error, on_store_error, more, "{text}");
         });
     }
 }

@@ -14,7 +14,7 @@ pub(super) fn count(
     decision: &Decision,
     answer: &Result<Option<Taken>, StoreError>,
 ) {
-    tiers.checked(plan.tier, label(&decision.outcome));
+    tiers.checked(plan.tier, counted_as(&decision.outcome));
     if let Outcome::Denied { exhausted, .. } = &decision.outcome {
         for dimension in exhausted {
             tiers.denied(plan.tier, dimension_of(*dimension), source(answer));
@@ -43,8 +43,8 @@ pub(super) fn called(answer: &Result<Option<Taken>, StoreError>) -> bool {
     }
 }
 
-/// What a decision counts as.
-pub(super) fn label(outcome: &Outcome) -> metrics::Decision {
+/// What a decision counts as, whether or not it is carried out.
+pub fn counted_as(outcome: &Outcome) -> metrics::Decision {
     match outcome {
         Outcome::Exempt => metrics::Decision::Exempt,
         Outcome::Unlimited => metrics::Decision::Unlimited,

@@ -17,6 +17,16 @@ pub enum Mode {
     Shadow,
 }
 
+impl Mode {
+    /// As the configuration spells it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Enforce => "enforce",
+            Self::Shadow => "shadow",
+        }
+    }
+}
+
 /// What to do while the store does not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FailurePolicy {

@@ -7,7 +7,7 @@ use super::Open;
 use crate::limiter::Checked;
 use crate::metrics;
 use crate::policy::Step;
-use crate::policy::decision::{Mode, Outcome};
+use crate::policy::decision::Outcome;
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
 use opentelemetry::{InstrumentationScope, KeyValue};
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
@@ -119,7 +119,7 @@ fn attributes(checked: &Checked<'_>) -> Vec<KeyValue> {
     let mut told = Vec::with_capacity(11);
     told.push(KeyValue::new("tidegate.decision", checked.decided().word()));
     told.push(KeyValue::new("tidegate.tier", plan.tier.to_owned()));
-    told.push(KeyValue::new("tidegate.mode", if decision.mode == Mode::Shadow { "shadow" } else { "enforce" }));
+    told.push(KeyValue::new("tidegate.mode", decision.mode.word()));
     told.push(KeyValue::new("tidegate.degraded", decision.degraded()));
     told.extend(plan.rule.map(|rule| KeyValue::new("tidegate.rule", rule.to_owned())));
     told.extend(decision.store_error.map(|kind| KeyValue::new("tidegate.store_error", kind)));

@@ -224,3 +224,20 @@ fn explain_works_offline_on_a_file() {
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8(output.stderr).unwrap().contains("is no JSON"));
 }
+
+#[test]
+fn start_up_says_what_it_runs_with() {
+    let service = Tidegate::start("mode: shadow\non_store_error: deny\n");
+    service.wait_for_log("ready: the store answers");
+    let log = service.log();
+    let said = |message: &str, fields: &[(&str, &str)]| {
+        let line = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let mut line = line.map(|line| line["fields"].clone()).filter(|fields| fields["message"] == message);
+        let told = |told: &Value| fields.iter().all(|(name, value)| told[name].to_string().contains(value));
+        assert!(line.any(|line| told(&line)), "no {message} with {fields:?} in\n{log}");
+    };
+    said("starting", &[("version", env!("CARGO_PKG_VERSION")), ("config", "/"), ("hash", "\"")]);
+    said("tier", &[("tier", "free"), ("default", "true"), ("limits", "user=10@0.17/s"), ("on_store_error", "deny")]);
+    said("serving", &[("listen", "127.0.0.1:"), ("store", "memory"), ("mode", "shadow"), ("on_store_error", "deny")]);
+    assert!(log.lines().count() < 10, "in a few lines:\n{log}");
+}

@@ -119,7 +119,7 @@ fn without_redis_it_starts_follows_the_policy_and_is_ready_when_redis_comes() {
     assert_eq!((told.len(), lines(&log, "ready: the store answers").len()), (1, 1), "{log}");
     assert_eq!(
         (&told[0]["fields"]["kind"], &told[0]["fields"]["on_store_error"]),
-        (&"connection".into(), &"Deny".into())
+        (&"connection".into(), &"deny".into())
     );
 }
 
@@ -245,7 +245,7 @@ fn an_outage_is_one_line_when_it_begins_and_one_when_it_ends_that_counts_its_ans
     let (begins, ends) = (said("an outage begins"), said("the outage is over"));
     assert_eq!((begins.len(), ends.len()), (1, 1), "{}", service.log());
     assert_eq!((&begins[0]["level"], &begins[0]["fields"]["kind"]), (&"ERROR".into(), &"connection".into()));
-    assert_eq!(begins[0]["fields"]["on_store_error"], "Allow");
+    assert_eq!(begins[0]["fields"]["on_store_error"], "allow");
     assert_eq!(ends[0]["fields"]["degraded"].as_u64(), Some(degraded));
 }
 
