@@ -8,7 +8,7 @@ mod reload;
 mod watch;
 mod watched;
 
-use crate::audit::{self, Audit};
+use crate::audit::{self, Audit, StreamServers};
 use crate::clock::{SteadyClock, SystemClock};
 use crate::config::{ClockSource, Config, FilesRead, Settings, Source, Token};
 use crate::ext_authz::Service;
@@ -97,9 +97,15 @@ fn redis_settings(settings: &Settings, key_prefix: &str) -> Option<RedisSettings
 }
 
 /// The audit trail, and what ends it when it is dropped, if the settings say so.
-fn audit(settings: &Settings, limiter: &Limiter) -> Result<Option<(Arc<Audit>, audit::Ending)>, AppError> {
+fn audit(
+    settings: &Settings,
+    limiter: &Limiter,
+    redis: Option<&RedisStore>,
+) -> Result<Option<(Arc<Audit>, audit::Ending)>, AppError> {
     let Some(audit) = &settings.audit else { return Ok(None) };
-    let redis = redis_settings(settings, &limiter.snapshot().policy().key_prefix);
+    let redis = redis_settings(settings, &limiter.snapshot().policy().key_prefix)
+        .zip(redis)
+        .map(|(settings, redis)| StreamServers { settings, credentials: redis.credentials() });
     let started = Audit::start(audit, redis, limiter.metrics().clone()).map_err(AppError::Audit)?;
     tracing::info!(sinks = ?audit.sinks, hash_users = audit.hash_users, fold = ?audit.fold, replica = audit.replica, "audit trail");
     Ok(Some(started))
@@ -168,7 +174,7 @@ async fn run(config: Config, source: Source, files: FilesRead) -> Result<(), App
     };
     let limiter = Arc::new(limiter(policy, store.clone(), redis.clone(), &settings));
     // Held to the end, when each writes out what is left.
-    let (audit, _audit) = audit(&settings, &limiter)?.unzip();
+    let (audit, _audit) = audit(&settings, &limiter, redis.as_deref())?.unzip();
     let (tracer, _exporting) = traces(&settings, &limiter)?;
     let meaning = if settings.readiness_requires_store { Meaning::Required } else { Meaning::Optional };
     let health = Health::new(meaning.unasked()).await;

@@ -14,6 +14,7 @@ mod stdout;
 mod stream;
 
 pub use event::{Excerpt, VERSION};
+pub use stream::StreamServers;
 
 use crate::bucket::{Dimension, Key};
 use crate::clock::{Clock as _, SystemClock};
@@ -21,7 +22,6 @@ use crate::metrics::{AuditEvent, AuditSink, Metrics, Source, catalogue};
 use crate::policy::Plan;
 use crate::policy::api_key::{Digest, Digester};
 use crate::policy::decision::{Decision, FailurePolicy, Mode, Outcome};
-use crate::store::redis::RedisSettings;
 use event::{Event, Kept, Numbers, Reason, Told, Who};
 use fold::{Ended, Folds, Noted};
 use parking_lot::Mutex;
@@ -107,7 +107,7 @@ impl Audit {
     /// When no thread is to be had, or standard output cannot be used.
     pub fn start(
         settings: &Settings,
-        redis: Option<RedisSettings>,
+        redis: Option<StreamServers>,
         metrics: Arc<Metrics>,
     ) -> io::Result<(Arc<Self>, Ending)> {
         let replica: Arc<str> = settings.replica.as_str().into();
@@ -323,7 +323,7 @@ fn text(text: &str) -> String {
 fn writer(
     settings: SinkSettings,
     outlet: Arc<Outlet>,
-    redis: Option<RedisSettings>,
+    redis: Option<StreamServers>,
     replica: Arc<str>,
 ) -> io::Result<Receiver<()>> {
     let (running, done) = channel();
