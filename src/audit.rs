@@ -4,6 +4,7 @@
 //! event goes into a bounded queue of each sink, or is dropped and counted there, and a thread for each sink writes.
 //! `docs/audit.md` says what is told. Knows no protocol, and of Redis only how to append.
 
+mod ending;
 mod event;
 mod file;
 mod fold;
@@ -13,6 +14,7 @@ mod sink;
 mod stdout;
 mod stream;
 
+pub use ending::{Ending, Unwritten};
 pub use event::{Excerpt, VERSION};
 pub use stream::StreamServers;
 
@@ -33,9 +35,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
-
-/// How long the end of the process waits for what is not written yet.
-const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Folds that are ended under one lock, for which checks may wait.
 const FOLDS_AT_ONCE: usize = 64;
@@ -88,16 +87,6 @@ pub struct Audit {
     folds: Option<Mutex<Folds>>,
     hash_users: bool,
     metrics: Arc<Metrics>,
-}
-
-/// Ends the trail when it is dropped: writes out what was counted and what waits, as far as that is done in 2 seconds.
-#[derive(Debug)]
-pub struct Ending {
-    audit: Arc<Audit>,
-    /// Dropped, it ends the thread that ends folds.
-    _folding: Sender<()>,
-    /// Each hears when its writer is done.
-    writers: Vec<(Arc<Outlet>, Receiver<()>)>,
 }
 
 impl Audit {
@@ -248,24 +237,6 @@ impl Audit {
             told.drain(..).for_each(|event| self.push(event));
             if !more {
                 return;
-            }
-        }
-    }
-}
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        self.audit.end_folds(Ended::All);
-        self.writers.iter().for_each(|(outlet, _)| outlet.queue.close());
-        let deadline = Instant::now() + LAST_WORDS;
-        for (outlet, done) in &self.writers {
-            // Nothing is ever sent: a writer that is done hangs up.
-            let left = deadline.saturating_duration_since(Instant::now());
-            let _ = done.recv_timeout(left);
-            let lost = outlet.abandon();
-            if lost > 0 {
-                let sink = outlet.kind.word();
-                tracing::warn!(sink, lost, "the audit trail was not written to its end");
             }
         }
     }

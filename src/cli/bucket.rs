@@ -97,7 +97,10 @@ pub(super) fn run(command: Bucket) -> Result<(), Failure> {
         }
         Bucket::Reset(which) => {
             let (json, opened) = (which.json, open(which)?);
-            print(&forgotten(&opened.key, opened.ask(|store, key| store.reset(key))?, json))
+            let there_was = opened.ask(|store, key| store.reset(key))?;
+            let digester = &opened.redis.config.policy.sources.digester;
+            opened.redis.audit(|audit| audit.bucket_reset(&opened.key, digester, redis::BY));
+            print(&forgotten(&opened.key, there_was, json))
         }
         Bucket::List(list) => list::run(list),
     }
