@@ -5,6 +5,7 @@ mod log;
 mod operations;
 mod readiness;
 mod reload;
+pub mod shown;
 mod watch;
 mod watched;
 
