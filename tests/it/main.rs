@@ -10,6 +10,7 @@
 )]
 
 mod admin;
+mod admin_page;
 mod agreement;
 mod audit;
 mod check;
