@@ -35,6 +35,7 @@ mod redis_tls;
 mod reload;
 mod serve;
 mod store;
+mod storms;
 mod support;
 mod traces;
 mod wire;
