@@ -5,16 +5,17 @@ mod log;
 mod operations;
 mod readiness;
 mod reload;
+pub mod shown;
 mod watch;
 mod watched;
 
-use crate::audit::{self, Audit};
+use crate::audit::{self, Audit, SinkSettings, StreamServers};
 use crate::clock::{SteadyClock, SystemClock};
 use crate::config::{ClockSource, Config, FilesRead, Settings, Source, Token};
 use crate::ext_authz::Service;
 use crate::limiter::Limiter;
 use crate::limiter::keys::{KeyMemory, KeyMemorySettings};
-use crate::metrics::catalogue;
+use crate::metrics::{Metrics, catalogue};
 use crate::policy::Policy;
 use crate::server::admin::{Access, Admin, Pages};
 use crate::server::health::{Check, Health, Verdict};
@@ -31,6 +32,7 @@ use readiness::{Follower, Meaning};
 use reload::{Cause, Loaded, Parts, Reloader};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 use thiserror::Error;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
@@ -96,10 +98,37 @@ fn redis_settings(settings: &Settings, key_prefix: &str) -> Option<RedisSettings
     })
 }
 
+/// Where the stream of the trail is, if the buckets are in Redis.
+fn stream_servers(settings: &Settings, key_prefix: &str, redis: Option<&RedisStore>) -> Option<StreamServers> {
+    let (settings, redis) = redis_settings(settings, key_prefix).zip(redis)?;
+    Some(StreamServers { settings, credentials: redis.credentials() })
+}
+
+/// A trail for what a command does, in the sinks of `config` but for standard output, which is the command's own. `redis`
+/// is the store of the buckets. `None`: there is none of these.
+///
+/// # Errors
+/// When no thread is to be had.
+pub fn audit_of_command(config: &Config, redis: &RedisStore) -> io::Result<Option<(Arc<Audit>, audit::Ending)>> {
+    let Some(audit) = &config.settings.audit else { return Ok(None) };
+    // Acts are told one by one.
+    let mut audit = audit::Settings { fold: Duration::ZERO, ..audit.clone() };
+    audit.sinks.retain(|sink| *sink != SinkSettings::Stdout);
+    if audit.sinks.is_empty() {
+        return Ok(None);
+    }
+    let redis = stream_servers(&config.settings, &config.policy.key_prefix, Some(redis));
+    Audit::start(&audit, redis, Arc::new(Metrics::new())).map(Some)
+}
+
 /// The audit trail, and what ends it when it is dropped, if the settings say so.
-fn audit(settings: &Settings, limiter: &Limiter) -> Result<Option<(Arc<Audit>, audit::Ending)>, AppError> {
+fn audit(
+    settings: &Settings,
+    limiter: &Limiter,
+    redis: Option<&RedisStore>,
+) -> Result<Option<(Arc<Audit>, audit::Ending)>, AppError> {
     let Some(audit) = &settings.audit else { return Ok(None) };
-    let redis = redis_settings(settings, &limiter.snapshot().policy().key_prefix);
+    let redis = stream_servers(settings, &limiter.snapshot().policy().key_prefix, redis);
     let started = Audit::start(audit, redis, limiter.metrics().clone()).map_err(AppError::Audit)?;
     tracing::info!(sinks = ?audit.sinks, hash_users = audit.hash_users, fold = ?audit.fold, replica = audit.replica, "audit trail");
     Ok(Some(started))
@@ -169,7 +198,7 @@ async fn run(config: Config, source: Source, files: FilesRead) -> Result<(), App
     };
     let limiter = Arc::new(limiter(policy, store.clone(), redis.clone(), &settings));
     // Held to the end, when each writes out what is left.
-    let (audit, _audit) = audit(&settings, &limiter)?.unzip();
+    let (audit, _audit) = audit(&settings, &limiter, redis.as_deref())?.unzip();
     let (tracer, _exporting) = traces(&settings, &limiter)?;
     let meaning = if settings.readiness_requires_store { Meaning::Required } else { Meaning::Optional };
     let health = Health::new(meaning.unasked()).await;

@@ -4,6 +4,7 @@
 //! event goes into a bounded queue of each sink, or is dropped and counted there, and a thread for each sink writes.
 //! `docs/audit.md` says what is told. Knows no protocol, and of Redis only how to append.
 
+mod ending;
 mod event;
 mod file;
 mod fold;
@@ -13,7 +14,9 @@ mod sink;
 mod stdout;
 mod stream;
 
+pub use ending::{Ending, Unwritten};
 pub use event::{Excerpt, VERSION};
+pub use stream::StreamServers;
 
 use crate::bucket::{Dimension, Key};
 use crate::clock::{Clock as _, SystemClock};
@@ -21,7 +24,6 @@ use crate::metrics::{AuditEvent, AuditSink, Metrics, Source, catalogue};
 use crate::policy::Plan;
 use crate::policy::api_key::{Digest, Digester};
 use crate::policy::decision::{Decision, FailurePolicy, Mode, Outcome};
-use crate::store::redis::RedisSettings;
 use event::{Event, Kept, Numbers, Reason, Told, Who};
 use fold::{Ended, Folds, Noted};
 use parking_lot::Mutex;
@@ -33,9 +35,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
-
-/// How long the end of the process waits for what is not written yet.
-const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Folds that are ended under one lock, for which checks may wait.
 const FOLDS_AT_ONCE: usize = 64;
@@ -90,16 +89,6 @@ pub struct Audit {
     metrics: Arc<Metrics>,
 }
 
-/// Ends the trail when it is dropped: writes out what was counted and what waits, as far as that is done in 2 seconds.
-#[derive(Debug)]
-pub struct Ending {
-    audit: Arc<Audit>,
-    /// Dropped, it ends the thread that ends folds.
-    _folding: Sender<()>,
-    /// Each hears when its writer is done.
-    writers: Vec<(Arc<Outlet>, Receiver<()>)>,
-}
-
 impl Audit {
     /// Begins a trail. `redis` is where the stream is, if one is among the sinks.
     ///
@@ -107,7 +96,7 @@ impl Audit {
     /// When no thread is to be had, or standard output cannot be used.
     pub fn start(
         settings: &Settings,
-        redis: Option<RedisSettings>,
+        redis: Option<StreamServers>,
         metrics: Arc<Metrics>,
     ) -> io::Result<(Arc<Self>, Ending)> {
         let replica: Arc<str> = settings.replica.as_str().into();
@@ -253,24 +242,6 @@ impl Audit {
     }
 }
 
-impl Drop for Ending {
-    fn drop(&mut self) {
-        self.audit.end_folds(Ended::All);
-        self.writers.iter().for_each(|(outlet, _)| outlet.queue.close());
-        let deadline = Instant::now() + LAST_WORDS;
-        for (outlet, done) in &self.writers {
-            // Nothing is ever sent: a writer that is done hangs up.
-            let left = deadline.saturating_duration_since(Instant::now());
-            let _ = done.recv_timeout(left);
-            let lost = outlet.abandon();
-            if lost > 0 {
-                let sink = outlet.kind.word();
-                tracing::warn!(sink, lost, "the audit trail was not written to its end");
-            }
-        }
-    }
-}
-
 /// What is told of a decision: nothing of one that let the request pass as it should.
 fn verdict(decision: &Decision) -> Option<(AuditEvent, Option<Reason>)> {
     let reason = match &decision.outcome {
@@ -323,7 +294,7 @@ fn text(text: &str) -> String {
 fn writer(
     settings: SinkSettings,
     outlet: Arc<Outlet>,
-    redis: Option<RedisSettings>,
+    redis: Option<StreamServers>,
     replica: Arc<str>,
 ) -> io::Result<Receiver<()>> {
     let (running, done) = channel();

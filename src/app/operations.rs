@@ -2,8 +2,9 @@
 
 use super::log::Log;
 use super::reload::{Cause, Loaded, Reloader};
+use super::shown;
 use crate::audit::Audit;
-use crate::bucket::{Dimension, Key, State};
+use crate::bucket::{Dimension, Key};
 use crate::config;
 use crate::ext_authz::{self, json};
 use crate::limiter::Limiter;
@@ -65,7 +66,7 @@ impl Operations for Desk {
                 Err(told) => return told,
             };
             match self.store.inspect(&key).await {
-                Ok(state) => Told::ok(shown(self.limiter.snapshot().policy(), &key, state)),
+                Ok(state) => Told::ok(shown::bucket(self.limiter.snapshot().policy(), &key, state)),
                 Err(error) => unavailable(&error),
             }
         })
@@ -174,18 +175,4 @@ fn address(text: &str, policy: &Policy) -> Option<ClientAddress> {
     }
     let bare = text.split_once('/').map_or(text, |(address, _)| address);
     client_ip::parse(bare.as_bytes()).map(|address| ClientAddress::new(address, &policy.sources.prefixes))
-}
-
-/// What is stored of a bucket, and what that is to the tiers that limit its dimension.
-fn shown(policy: &Policy, key: &Key, state: Option<State>) -> Value {
-    let limits = policy.tiers.iter().filter_map(|tier| {
-        let quota = tier.limits.of(key.dimension)?;
-        Some(json!({"tier": tier.name, "max_tokens": quota.max_tokens(), "refill_rate": quota.refill_rate()}))
-    });
-    let mut told = json!({"key": key.as_str(), "stored": state.is_some(), "limits": limits.collect::<Vec<_>>()});
-    if let Some(State { tokens, last_refill }) = state {
-        told["tokens"] = tokens.into();
-        told["last_refill"] = (last_refill.micros as f64 / 1e6).into();
-    }
-    told
 }

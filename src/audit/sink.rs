@@ -4,6 +4,7 @@ use super::event::Event;
 use super::queue::Queue;
 use crate::complaint::Complaint;
 use crate::metrics::{AuditSink, Metrics};
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -42,6 +43,8 @@ pub(super) struct Outlet {
     pub(super) queue: Queue,
     metrics: Arc<Metrics>,
     failing: AtomicBool,
+    /// Why what was tried last was not written.
+    failure: Mutex<Option<String>>,
     reopening: AtomicBool,
     drops: Complaint,
 }
@@ -49,7 +52,8 @@ pub(super) struct Outlet {
 impl Outlet {
     pub(super) fn new(kind: AuditSink, capacity: usize, metrics: Arc<Metrics>) -> Self {
         let (failing, reopening) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { kind, queue: Queue::new(capacity), metrics, failing, reopening, drops: Complaint::default() }
+        let (queue, failure, drops) = (Queue::new(capacity), Mutex::default(), Complaint::default());
+        Self { kind, queue, metrics, failing, failure, reopening, drops }
     }
 
     /// Leaves an event to the writer, or drops it. Never waits.
@@ -72,6 +76,11 @@ impl Outlet {
     pub(super) fn reopen(&self) {
         self.reopening.store(true, Ordering::Relaxed);
         self.queue.nudge();
+    }
+
+    /// Why it fails, while it does.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.failure.lock().clone()
     }
 
     /// Gives up what is not written, and says how much that was.
@@ -147,6 +156,7 @@ impl Writer<'_> {
 
     /// Said once, when it begins.
     fn fails(&mut self, error: &str) {
+        *self.outlet.failure.lock() = Some(error.to_owned());
         if self.failed.is_none() {
             self.failed = Some(self.dropped());
             self.outlet.failing.store(true, Ordering::Relaxed);
@@ -162,6 +172,7 @@ impl Writer<'_> {
     fn works(&mut self) {
         if let Some(before) = self.failed.take() {
             self.outlet.failing.store(false, Ordering::Relaxed);
+            *self.outlet.failure.lock() = None;
             let (sink, lost) = (self.outlet.kind.word(), self.dropped() - before);
             tracing::warn!(sink, lost, "the audit trail is written again");
         }

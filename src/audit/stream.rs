@@ -4,7 +4,7 @@
 
 use super::sink::{Outcome, Sink};
 use crate::store::StoreError;
-use crate::store::redis::{CallLimits, RedisSettings, RedisStore};
+use crate::store::redis::{CallLimits, Credentials, RedisSettings, RedisStore};
 use futures_util::future::join_all;
 use std::time::Duration;
 
@@ -13,6 +13,14 @@ const IN_FLIGHT: usize = 64;
 
 /// Nobody waits for an entry, so a Redis that is slow is given more time than a check is.
 const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The Redis that holds the stream.
+#[derive(Clone, Debug)]
+pub struct StreamServers {
+    pub settings: RedisSettings,
+    /// Those of the store of buckets, so that a secret that changes is followed here too.
+    pub credentials: Credentials,
+}
 
 /// A stream of limited length.
 #[derive(Debug)]
@@ -23,17 +31,19 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// The stream under `key` in the Redis of `settings`.
+    /// The stream under `key` in the Redis of `servers`.
     ///
     /// # Panics
     /// Outside a tokio runtime.
-    pub(super) fn new(settings: RedisSettings, key: String, max_length: u64) -> Self {
+    pub(super) fn new(servers: StreamServers, key: String, max_length: u64) -> Self {
+        let StreamServers { settings, credentials } = servers;
         let timeout = settings.limits.timeout.max(TIMEOUT);
         // The trail has its own way to try again, and to say so once; and no hung server is asked often.
         let breaker_failures = u32::MAX;
         let limits =
             CallLimits { timeout, pool_size: 1, max_in_flight: IN_FLIGHT, breaker_failures, ..settings.limits };
-        Self { redis: RedisStore::new(RedisSettings { limits, ..settings }), key, max_length }
+        let redis = RedisStore::signed_in_with(RedisSettings { limits, ..settings }, credentials);
+        Self { redis, key, max_length }
     }
 
     /// How many of the first entries are there, and why the next is not.

@@ -5,6 +5,7 @@ mod list;
 use super::hash_key::key_on_stdin;
 use super::redis::{self, Redis};
 use super::{Failure, Source, print};
+use crate::app::shown::{self, rfc3339};
 use crate::bucket::{Dimension, Key, State, Timestamp};
 use crate::config::Config;
 use crate::policy::client_ip::{self, ClientAddress};
@@ -12,7 +13,6 @@ use crate::policy::identity::stored_user;
 use crate::store::Store;
 use clap::{Args, Subcommand};
 use std::net::IpAddr;
-use std::time::{Duration, UNIX_EPOCH};
 
 /// Why no buckets are to be had without Redis.
 const IN_MEMORY: &str = "buckets in memory live inside the serving process";
@@ -93,11 +93,18 @@ pub(super) fn run(command: Bucket) -> Result<(), Failure> {
     match command {
         Bucket::Show(which) => {
             let (json, opened) = (which.json, open(which)?);
-            print(&shown(&opened.key, opened.ask(|store, key| store.inspect(key))?, json))
+            let state = opened.ask(|store, key| store.inspect(key))?;
+            print(&match json {
+                true => format!("{}\n", shown::bucket(&opened.redis.config.policy, &opened.key, state)),
+                false => words(&opened.key, state),
+            })
         }
         Bucket::Reset(which) => {
             let (json, opened) = (which.json, open(which)?);
-            print(&forgotten(&opened.key, opened.ask(|store, key| store.reset(key))?, json))
+            let there_was = opened.ask(|store, key| store.reset(key))?;
+            let digester = &opened.redis.config.policy.sources.digester;
+            opened.redis.audit(|audit| audit.bucket_reset(&opened.key, digester, redis::BY));
+            print(&forgotten(&opened.key, there_was, json))
         }
         Bucket::List(list) => list::run(list),
     }
@@ -143,23 +150,12 @@ fn stored_address(address: Address, config: &Config) -> String {
     }
 }
 
-fn shown(key: &Key, state: Option<State>, json: bool) -> String {
+fn words(key: &Key, state: Option<State>) -> String {
     let key = key.as_str();
     let Some(State { tokens, last_refill }) = state else {
-        return if json {
-            format!("{}\n", serde_json::json!({"key": key, "stored": false}))
-        } else {
-            format!("{key}\n  nothing is stored: the bucket is full\n")
-        };
+        return format!("{key}\n  nothing is stored: the bucket is full\n");
     };
     let (seconds, time) = (seconds(last_refill), rfc3339(last_refill));
-    if json {
-        let last_refill = serde_json::json!({"seconds": last_refill.micros as f64 / 1e6, "time": time});
-        return format!(
-            "{}\n",
-            serde_json::json!({"key": key, "stored": true, "tokens": tokens, "last_refill": last_refill})
-        );
-    }
     format!("{key}\n  tokens       {tokens}\n  last_refill  {seconds} ({time})\n")
 }
 
@@ -176,12 +172,6 @@ fn seconds(at: Timestamp) -> String {
     format!("{}.{:06}", at.micros / 1_000_000, at.micros % 1_000_000)
 }
 
-/// humantime writes years up to 9999: a foreign value beyond is shown as the last moment.
-fn rfc3339(at: Timestamp) -> String {
-    const LAST: u64 = 253_402_300_799_999_999;
-    humantime::format_rfc3339_micros(UNIX_EPOCH + Duration::from_micros(at.micros.min(LAST))).to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,11 +182,7 @@ mod tests {
         let state = State { tokens: 9.25, last_refill: Timestamp { micros: 1_700_000_000_000_001 } };
         let text =
             "rl:user:alice\n  tokens       9.25\n  last_refill  1700000000.000001 (2023-11-14T22:13:20.000001Z)\n";
-        assert_eq!(shown(&key, Some(state), false), text);
-        let json: serde_json::Value = serde_json::from_str(&shown(&key, Some(state), true)).unwrap_or_default();
-        assert_eq!(json["tokens"], 9.25);
-        assert_eq!(json["last_refill"]["time"], "2023-11-14T22:13:20.000001Z");
-        assert!(shown(&key, None, false).contains("full"));
-        assert!(rfc3339(Timestamp { micros: u64::MAX }).starts_with("9999"));
+        assert_eq!(words(&key, Some(state)), text);
+        assert!(words(&key, None).contains("full"));
     }
 }

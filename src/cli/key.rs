@@ -144,7 +144,9 @@ pub(super) fn run(command: KeyCommand) -> Result<(), Failure> {
         }
         KeyCommand::Delete(which) => {
             let (json, key) = (which.json, open(which)?);
-            print(&deleted(&key.entry, key.delete()?, json))
+            let there_was = key.delete()?;
+            key.redis.audit(|audit| audit.key_deleted(&key.digest, redis::BY));
+            print(&deleted(&key.entry, there_was, json))
         }
     }
 }
@@ -172,7 +174,9 @@ fn open(which: Which) -> Result<Opened, Failure> {
 impl Opened {
     fn change(&self, changes: &Changes) -> Result<(), Failure> {
         let (set, remove) = fields(changes, &self.redis.config)?;
-        self.redis.wait(&self.entry, self.redis.store.write(&self.entry, &set, &remove))
+        self.redis.wait(&self.entry, self.redis.store.write(&self.entry, &set, &remove))?;
+        self.redis.audit(|audit| audit.key_set(&self.digest, &told(&set, &remove), redis::BY));
+        Ok(())
     }
 
     fn delete(&self) -> Result<bool, Failure> {
@@ -190,6 +194,16 @@ impl Opened {
 }
 
 type Written = (Vec<(&'static str, String)>, Vec<&'static str>);
+
+/// A change in words, such as `tier=gold, name=`: what was removed has no value.
+fn told(set: &[(&str, String)], remove: &[&str]) -> String {
+    let is_plain = |value: &str| value.chars().all(|letter| letter.is_ascii_alphanumeric() || "._-".contains(letter));
+    let set = set.iter().map(|(field, value)| match is_plain(value) {
+        true => format!("{field}={value}"),
+        false => format!("{field}={value:?}"),
+    });
+    set.chain(remove.iter().map(|field| format!("{field}="))).collect::<Vec<_>>().join(", ")
+}
 
 /// The fields to set, and those to remove.
 fn fields(changes: &Changes, config: &Config) -> Result<Written, Failure> {

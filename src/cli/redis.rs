@@ -1,7 +1,8 @@
 //! The Redis of the service, as commands reach it: with the service's own configuration, and more patience.
 
-use super::{Failure, Source};
+use super::{Failure, Source, note};
 use crate::app;
+use crate::audit::Audit;
 use crate::config::{self, Config, Environment};
 use crate::store::StoreError;
 use crate::store::redis::{CallLimits, RedisStore};
@@ -10,6 +11,9 @@ use std::time::Duration;
 
 /// How long a person at a terminal waits for Redis at least.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Who did what a command does, in the audit trail.
+pub(super) const BY: &str = "cli";
 
 /// The service's configuration, and its Redis.
 pub(super) struct Redis {
@@ -43,4 +47,20 @@ impl Redis {
     ) -> Result<T, Failure> {
         self.runtime.block_on(answer).map_err(|error| Failure::Other(format!("{about}: {error}")))
     }
+    /// Has the audit trail of the service's configuration tell of something that was done, and waits until it does. That
+    /// it cannot be is said, and nothing more: what was done is done.
+    pub(super) fn audit(&self, act: impl FnOnce(&Audit)) {
+        match app::audit_of_command(&self.config, &self.store) {
+            Ok(None) => {}
+            Ok(Some((audit, ending))) => {
+                act(&audit);
+                ending.finish().iter().for_each(|unwritten| warn_of_no_trail(&unwritten.to_string()));
+            }
+            Err(error) => warn_of_no_trail(&error.to_string()),
+        }
+    }
+}
+
+fn warn_of_no_trail(why: &str) {
+    note(&format!("tidegate: warning: this is done, and the audit trail does not tell of it: {why}"));
 }

@@ -6,6 +6,7 @@
 mod breaker;
 mod cluster;
 mod connect;
+mod credentials;
 mod fault;
 mod metadata;
 mod node;
@@ -16,6 +17,7 @@ mod shards;
 mod stream;
 mod url;
 
+pub use credentials::Credentials;
 pub use node::CallLimits;
 pub use scan::{Cursor, Glance, Round};
 pub use url::{RedisUrl, TlsError, TlsFiles, UrlError};
@@ -108,26 +110,6 @@ pub struct RedisStore {
     peek: Script,
 }
 
-/// How the servers are signed in to.
-#[derive(Debug)]
-struct Credentials {
-    /// Those that hold buckets.
-    servers: Access,
-    /// In the order in which they are configured.
-    sentinels: Vec<Access>,
-}
-
-impl Credentials {
-    /// Those that hold buckets, and the sentinels, as the configuration says.
-    fn stated(topology: &Topology) -> (Option<&RedisUrl>, &[RedisUrl]) {
-        match topology {
-            Topology::Standalone(url) => (Some(url), &[]),
-            Topology::Sentinel { sentinels, access, .. } => (Some(access), sentinels),
-            Topology::Cluster(urls) => (urls.first(), &[]),
-        }
-    }
-}
-
 #[derive(Debug)]
 enum Servers {
     One(Arc<Node>),
@@ -149,42 +131,46 @@ impl RedisStore {
     /// # Panics
     /// Outside a tokio runtime.
     pub fn new(settings: RedisSettings) -> Self {
+        let credentials = Credentials::of(&settings.topology);
+        Self::signed_in_with(settings, credentials)
+    }
+
+    /// As [`RedisStore::new`], with the credentials of another store: they change with its own.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub fn signed_in_with(settings: RedisSettings, credentials: Credentials) -> Self {
         let RedisSettings { topology, limits, clock, client_name, key_prefix } = settings;
         let probe = Probe::new(&key_prefix);
-        let (first, sentinels) = Credentials::stated(&topology);
-        let access = Access::of(first.expect("a cluster is configured with at least one node"));
-        let credentials =
-            Credentials { servers: access.clone(), sentinels: sentinels.iter().map(Access::of).collect() };
+        let access = &credentials.servers;
         let dial = |url, access: &Access, role| {
             let (access, client_name) = (access.clone(), client_name.as_str().into());
             Dial { url, access, client_name, role }
         };
         let servers = match topology {
-            Topology::Standalone(url) => Servers::One(Node::new(dial(url, &access, Role::Any), limits, probe)),
+            Topology::Standalone(url) => Servers::One(Node::new(dial(url, access, Role::Any), limits, probe)),
             Topology::Sentinel { sentinels, master, access: url } => {
                 let sentinels = sentinels.into_iter().zip(&credentials.sentinels);
                 let sentinels = sentinels.map(|(url, access)| dial(url, access, Role::Any)).collect();
-                let sentinel = Sentinel::follow(sentinels, master, dial(url, &access, Role::Master), limits, probe);
+                let sentinel = Sentinel::follow(sentinels, master, dial(url, access, Role::Master), limits, probe);
                 Servers::Sentinel(Box::new(sentinel))
             }
             Topology::Cluster(urls) => {
-                let seeds = urls.into_iter().map(|url| dial(url, &access, Role::Any)).collect();
+                let seeds = urls.into_iter().map(|url| dial(url, access, Role::Any)).collect();
                 Servers::Cluster(Arc::new(Shards::of(Cluster::follow(seeds, limits, probe, key_prefix))))
             }
         };
         Self { servers, credentials, limits, clock, take: Script::take(), peek: Script::peek() }
     }
 
-    /// Has connections that are made from now on signed in to as `topology` says: with its user, its passwords and its
-    /// certificates. Nothing else of it is followed, and connections that stand go on.
+    /// See [`Credentials::change`].
     pub fn sign_in_as(&self, topology: &Topology) {
-        let (servers, sentinels) = Credentials::stated(topology);
-        if let Some(url) = servers {
-            self.credentials.servers.change(url);
-        }
-        for (access, url) in self.credentials.sentinels.iter().zip(sentinels) {
-            access.change(url);
-        }
+        self.credentials.change(topology);
+    }
+
+    /// For other stores that go to the same servers.
+    pub fn credentials(&self) -> Credentials {
+        self.credentials.clone()
     }
 
     /// Servers that are not asked for the time being, as they failed several times in a row.

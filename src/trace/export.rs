@@ -217,18 +217,28 @@ struct Exporter {
     counters: TraceCounters,
     ids: RandomIdGenerator,
     scope: InstrumentationScope,
-    /// While the collector does not take spans: how many had been lost before.
-    failing: Option<u64>,
+    /// While the collector does not take spans.
+    failing: Option<Failing>,
+    /// A collector that takes spans and does not by turns begins to fail with every other batch.
+    failures: Complaint,
     /// Spans lost that were spoken of.
     told: u64,
     overflow: Complaint,
 }
 
+/// A time in which the collector does not take spans.
+struct Failing {
+    /// How many had been lost before.
+    before: u64,
+    /// Whether its beginning was said. If so, its end is.
+    said: bool,
+}
+
 impl Exporter {
     fn new(traces: Traces, system: &'static str, exporter: SpanExporter, counters: TraceCounters) -> Self {
         let scope = InstrumentationScope::builder("tidegate").with_version(env!("CARGO_PKG_VERSION")).build();
-        let (ids, overflow) = (RandomIdGenerator::default(), Complaint::default());
-        Self { traces, system, exporter, counters, ids, scope, failing: None, told: 0, overflow }
+        let (ids, failures, overflow) = (RandomIdGenerator::default(), Complaint::default(), Complaint::default());
+        Self { traces, system, exporter, counters, ids, scope, failing: None, failures, told: 0, overflow }
     }
 
     async fn serve(mut self, mut inbox: Inbox) {
@@ -256,8 +266,10 @@ impl Exporter {
         self.counters.exported.inc_by(count);
         let lost = self.counters.dropped.get();
         let endpoint = &self.traces.endpoint;
-        if let Some(before) = self.failing.take() {
-            tracing::info!(%endpoint, dropped = lost - before, "traces are exported again");
+        if let Some(Failing { before, said }) = self.failing.take() {
+            if said {
+                tracing::info!(%endpoint, dropped = lost - before, "traces are exported again");
+            }
         } else if lost > self.told {
             let dropped = lost - self.told;
             self.overflow.say(|more| {
@@ -268,10 +280,14 @@ impl Exporter {
     }
 
     fn failed(&mut self, count: u64, error: &str) {
-        if self.failing.is_none() {
-            self.failing = Some(self.told);
-            let endpoint = &self.traces.endpoint;
-            tracing::warn!(%endpoint, error, "traces cannot be exported: spans are dropped until they can");
+        let endpoint = &self.traces.endpoint;
+        let line = |more: u64| {
+            tracing::warn!(%endpoint, error, more, "traces cannot be exported: spans are dropped until they can");
+        };
+        match &mut self.failing {
+            None => self.failing = Some(Failing { before: self.told, said: self.failures.say(line) }),
+            Some(failing) if !failing.said => failing.said = self.failures.say_late(line),
+            Some(_) => {}
         }
         self.counters.dropped.inc_by(count);
     }
@@ -313,5 +329,21 @@ mod tests {
     fn what_cannot_be_exported_is_said_where_it_is_begun() {
         let begun = start(&traces("not an address"), "memory", TraceCounters::default());
         assert!(matches!(begun, Err(TraceError::Exporter(_))), "{begun:?}");
+    }
+    #[tokio::test]
+    async fn of_a_collector_that_fails_by_turns_few_beginnings_are_said_and_all_losses_counted() {
+        let (traces, counters) = (traces("http://127.0.0.1:1"), TraceCounters::default());
+        let sender = exporter(&traces).unwrap();
+        let mut exporter = Exporter::new(traces, "memory", sender, counters.clone());
+        let said = [(); 20].map(|()| {
+            exporter.failed(2, "no answer");
+            exporter.failed(1, "no answer");
+            let said = exporter.failing.as_ref().unwrap().said;
+            exporter.succeeded(4);
+            said
+        });
+        let begun = said.iter().filter(|said| **said).count();
+        assert!(said[0] && begun <= 2, "a busy machine may take more than a second: {said:?}");
+        assert_eq!((counters.dropped.get(), counters.exported.get()), (60, 80));
     }
 }

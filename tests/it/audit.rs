@@ -1,5 +1,7 @@
 //! The audit trail of the running service: what is told, where, and what happens to checks when nobody takes it.
 
+mod commands;
+
 use crate::support::admin::get;
 use crate::support::cluster::{Cluster, Coverage};
 use crate::support::eventually;

@@ -1,155 +1,156 @@
-//! The dashboard and the alerts name what there is.
+//! The dashboard and the alert rules: they name nothing that the service does not expose, leave out nothing that it
+//! does, and Prometheus and Grafana can read them.
 
-use serde_json::Value;
+mod files;
+mod live;
+mod panels;
+mod promql;
+mod promtool;
+
+use files::Expression;
+use live::{Labels, exposed};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use tidegate::metrics::catalogue::{CATALOGUE, Family, Kind};
 
-fn path(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("dashboards").join(name)
+/// Labels that Prometheus gives to what it scrapes.
+const SCRAPED: [&str; 3] = ["job", "instance", "namespace"];
+
+fn families() -> impl Iterator<Item = &'static Family> {
+    CATALOGUE.iter().flat_map(|(_, families)| *families)
 }
 
-fn dashboard() -> Value {
-    serde_json::from_str(&fs::read_to_string(path("tidegate.json")).unwrap()).unwrap()
+/// The family to which a series of this name belongs.
+fn family(name: &str) -> &str {
+    let histograms = families().filter(|family| family.kind == Kind::Histogram).map(Family::series);
+    let ending = |of: &String| name.strip_prefix(of.as_str()).filter(|end| ["_bucket", "_sum", "_count"].contains(end));
+    let ending = histograms.filter_map(|of| ending(&of).map(str::len)).next();
+    &name[..name.len() - ending.unwrap_or(0)]
 }
 
-/// Every series' name with its family.
-fn series() -> BTreeMap<String, &'static Family> {
-    let families = CATALOGUE.iter().flat_map(|(_, families)| *families);
-    let named = families.flat_map(|family| {
-        let endings: &[&str] = if family.kind == Kind::Histogram { &["_bucket", "_sum", "_count"] } else { &[""] };
-        endings.iter().map(move |ending| (format!("{}{ending}", family.series()), family))
-    });
-    named.collect()
+fn all_expressions() -> Vec<Expression> {
+    files::dashboard_expressions().into_iter().chain(files::rule_expressions()).collect()
 }
 
-/// All panels, those of rows included.
-fn panels(tree: &Value) -> Vec<&Value> {
-    let panels = tree["panels"].as_array().into_iter().flatten();
-    panels.flat_map(|panel| std::iter::once(panel).chain(panels_of(panel))).collect()
-}
-
-fn panels_of(panel: &Value) -> Vec<&Value> {
-    panels(panel)
-}
-
-fn expressions(dashboard: &Value) -> Vec<String> {
-    let targets = panels(dashboard).into_iter().flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
-    targets.filter_map(|target| target["expr"].as_str()).map(str::to_owned).collect()
-}
-
-/// The rules' expressions, and the names that they record.
-fn rules() -> (Vec<String>, BTreeSet<String>) {
-    let tree: serde_yaml::Value = serde_yaml::from_str(&fs::read_to_string(path("alerts.yaml")).unwrap()).unwrap();
-    let groups = tree["groups"].as_sequence().unwrap().iter();
-    let rules: Vec<_> = groups.flat_map(|group| group["rules"].as_sequence().unwrap()).collect();
-    let text = |rule: &&serde_yaml::Value, key: &str| rule[key].as_str().map(str::to_owned);
-    let records = rules.iter().filter_map(|rule| text(rule, "record")).collect();
-    (rules.iter().filter_map(|rule| text(rule, "expr")).collect(), records)
-}
-
-/// The names of metrics in an expression, each with what stands in braces behind it.
-fn mentions(expression: &str) -> Vec<(String, String)> {
-    let mut found = Vec::new();
-    for (at, _) in expression.match_indices("tidegate_") {
-        let rest = &expression[at..];
-        let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':').unwrap_or(rest.len());
-        let matchers =
-            rest[end..].strip_prefix('{').and_then(|rest| rest.split_once('}')).map_or("", |(inside, _)| inside);
-        found.push((rest[..end].to_owned(), matchers.to_owned()));
+/// What an expression names and `exposed` does not have.
+fn unknown(expression: &Expression, exposed: &BTreeMap<String, Labels>) -> Vec<String> {
+    let named = promql::read(&expression.text);
+    let (mut faults, mut known) = (Vec::new(), BTreeSet::from(SCRAPED));
+    for selector in &named.selectors {
+        let Some(labels) = exposed.get(&selector.metric) else {
+            faults.push(format!("no {}", selector.metric));
+            continue;
+        };
+        known.extend(labels.keys().map(String::as_str));
+        for (label, value) in selector.labels.iter().filter(|(label, _)| !SCRAPED.contains(&label.as_str())) {
+            let values = labels.get(label);
+            let literal = value.split('|').filter(|value| !value.contains('$'));
+            if values.is_none() {
+                faults.push(format!("{} has no label {label}", selector.metric));
+            }
+            for value in literal.filter(|value| values.is_some_and(|values| !values.contains(*value))) {
+                faults.push(format!("{} has no {label}=\"{value}\"", selector.metric));
+            }
+        }
     }
-    found
+    // What a rule records may have any labels that are grouped by there, which that rule's own expression is held to.
+    if named.recorded.is_empty() {
+        let spoken = named.grouped.iter().chain(&expression.labels).filter(|label| !known.contains(label.as_str()));
+        faults.extend(spoken.map(|label| format!("nothing here has a label {label}")));
+    }
+    faults
 }
 
 #[test]
-fn every_metric_label_and_value_that_is_named_exists() {
-    let (series, (alerts, records)) = (series(), rules());
-    let ours = ["job", "instance", "namespace", "le"];
-    let mut faults = Vec::new();
-    let all: Vec<String> = expressions(&dashboard()).into_iter().chain(alerts).collect();
-    assert!(all.len() > 30, "{all:?}");
-    for (name, matchers) in all.iter().flat_map(|expression| mentions(expression)) {
-        if records.iter().any(|record| record.ends_with(&name)) {
-            continue;
-        }
-        let Some(family) = series.get(&name) else {
-            faults.push(format!("there is no {name}"));
-            continue;
-        };
-        for matcher in matchers.split(',').filter(|matcher| !matcher.trim().is_empty()) {
-            let end = matcher.find(['=', '!']).unwrap_or(matcher.len());
-            let (label, value) = (matcher[..end].trim(), matcher[end..].trim_matches(['=', '!', '~', '"', ' ']));
-            if ours.contains(&label) {
-                continue;
-            }
-            match family.labels.iter().find(|(known, _)| *known == label) {
-                None => faults.push(format!("{name} has no label {label}")),
-                Some((_, values)) if !value.contains('$') && values.contains(", ") => {
-                    let known: Vec<&str> = values.split(", ").collect();
-                    let unknown = value.split('|').filter(|word| !word.is_empty() && !known.contains(word));
-                    faults.extend(unknown.map(|word| format!("{label} of {name} is never {word}")));
-                }
-                Some(_) => {}
-            }
+fn all_of_the_catalogue_is_exposed_when_all_is_switched_on_with_its_labels() {
+    let there: BTreeMap<&str, &Labels> = exposed().iter().map(|(name, labels)| (family(name), labels)).collect();
+    for told in families() {
+        let series = told.series();
+        let labels = there.get(series.as_str()).unwrap_or_else(|| panic!("{series} is not exposed"));
+        let names: BTreeSet<&str> = told.labels.iter().map(|(name, _)| *name).collect();
+        let exposed: BTreeSet<&str> = labels.keys().map(String::as_str).filter(|name| *name != "le").collect();
+        assert_eq!(exposed, names, "{series}");
+        for (name, words) in told.labels.iter().filter(|(_, words)| words.contains(", ") && !words.contains("SHA")) {
+            let words: BTreeSet<String> = words.split(", ").map(str::to_owned).collect();
+            assert!(labels[*name].is_subset(&words), "{series}: {name} is {:?}, told are {words:?}", labels[*name]);
         }
     }
-    assert!(faults.is_empty(), "{faults:#?}");
+    assert_eq!(there.len(), families().count(), "{:?}", there.keys());
+}
+
+#[test]
+fn every_metric_label_and_value_that_is_named_is_exposed() {
+    let (mut faults, expressions) = (Vec::new(), all_expressions());
+    for expression in &expressions {
+        faults.extend(unknown(expression, exposed()).iter().map(|fault| format!("{fault}, in {expression}")));
+    }
+    assert!(expressions.len() > 60, "there are {} expressions", expressions.len());
+    assert!(faults.is_empty(), "{faults:#?}\nof {:#?}", exposed());
+}
+
+#[test]
+fn names_that_are_not_exposed_are_found() {
+    let faults = |text: &str, label: &str| {
+        let labels = vec![label.to_owned()];
+        unknown(&Expression { place: String::new(), text: text.to_owned(), labels }, exposed())
+    };
+    let right = r#"sum by (tier) (tidegate_checks_total{job="x",tier=~"$tier",decision=~"denied|allowed"})"#;
+    assert_eq!(faults(right, "tier"), [""; 0]);
+    for (text, label, fault) in [
+        ("tidegate_cheques_total", "job", "no tidegate_cheques_total"),
+        (r#"tidegate_checks_total{user="x"}"#, "job", "tidegate_checks_total has no label user"),
+        (r#"tidegate_checks_total{decision=~"denied|no"}"#, "job", r#"tidegate_checks_total has no decision="no""#),
+        ("sum by (user) (tidegate_checks_total)", "job", "nothing here has a label user"),
+        ("tidegate_breaker_state", "tier", "nothing here has a label tier"),
+    ] {
+        assert_eq!(faults(text, label), [fault], "{text}");
+    }
+}
+
+#[test]
+fn every_rule_that_an_expression_names_is_recorded_and_each_that_is_recorded_is_used() {
+    let recorded: BTreeSet<String> =
+        files::rules().iter().filter_map(|rule| rule["record"].as_str().map(str::to_owned)).collect();
+    let named: BTreeSet<String> =
+        all_expressions().iter().flat_map(|expression| promql::read(&expression.text).recorded).collect();
+    assert_eq!(named, recorded);
 }
 
 #[test]
 fn every_metric_is_shown_or_alerted_on() {
-    // What is there for the seldom look, or says the same as another.
-    let not_shown = ["tidegate_abandoned_checks_total"];
-    let text = fs::read_to_string(path("tidegate.json")).unwrap() + &fs::read_to_string(path("alerts.yaml")).unwrap();
-    let families = CATALOGUE.iter().flat_map(|(_, families)| *families).map(Family::series);
-    let missing: Vec<String> =
-        families.filter(|name| !text.contains(name.as_str()) && !not_shown.contains(&name.as_str())).collect();
+    let named: BTreeSet<String> = all_expressions()
+        .iter()
+        .flat_map(|expression| promql::read(&expression.text).selectors)
+        .map(|selector| family(&selector.metric).to_owned())
+        .collect();
+    let missing: Vec<String> = families().map(Family::series).filter(|name| !named.contains(name)).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
 
 #[test]
-fn panels_have_ids_of_their_own_and_do_not_lie_upon_each_other() {
-    let dashboard = dashboard();
-    let panels = panels(&dashboard);
-    let ids: BTreeSet<u64> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
-    assert_eq!(ids.len(), panels.len());
-    let mut taken = BTreeSet::new();
-    for panel in &panels {
-        let at = |name: &str| panel["gridPos"][name].as_u64().unwrap();
-        for x in at("x")..at("x") + at("w") {
-            for y in at("y")..at("y") + at("h") {
-                assert!(x < 24 && taken.insert((x, y)), "{} lies upon another", panel["title"]);
-            }
-        }
-        if panel["type"] != "row" {
-            assert!(panel["title"].as_str().is_some_and(|title| !title.is_empty()), "{panel:#}");
-            assert!(panel["datasource"]["uid"].as_str().is_some_and(|uid| uid.starts_with("${")), "{}", panel["title"]);
-        }
+fn every_alert_says_what_to_do_and_is_tested() {
+    let (operations, readme, cases) = (
+        files::text("docs/operations.md"),
+        files::text("dashboards/README.md"),
+        files::text("dashboards/alerts_test.yaml"),
+    );
+    let titles = operations.lines().filter_map(|line| line.strip_prefix("## "));
+    let sections: BTreeSet<&str> = titles.filter(|title| title.starts_with("Tidegate")).collect();
+    let (rules, mut alerts) = (files::rules(), BTreeSet::new());
+    for rule in &rules {
+        let Some(alert) = rule["alert"].as_str() else { continue };
+        alerts.insert(alert);
+        let severity = rule["labels"]["severity"].as_str().unwrap();
+        assert!(["critical", "warning"].contains(&severity), "{alert}: {severity}");
+        assert!(rule["for"].as_str().is_some(), "{alert} does not say how long it waits");
+        let annotation =
+            |name: &str| rule["annotations"][name].as_str().unwrap_or_else(|| panic!("{alert}: no {name}"));
+        assert!(annotation("summary").len() < 80, "{alert}: the summary is long");
+        assert!(annotation("description").contains("First: "), "{alert} does not say what to look at first");
+        assert_eq!(annotation("runbook"), format!("docs/operations.md#{}", alert.to_lowercase()));
+        let fires = format!("alertname=\"{alert}\",alertstate=\"firing\",severity=\"{severity}\"");
+        assert!(cases.contains(&fires), "no case in which {alert} ({severity}) fires");
+        assert!(readme.contains(&format!("| {alert} |")), "{alert} is not in dashboards/README.md");
     }
-}
-
-#[test]
-fn every_alert_has_its_section_in_the_runbook() {
-    let alerts = fs::read_to_string(path("alerts.yaml")).unwrap();
-    let runbook = fs::read_to_string(path("../docs/operations.md")).unwrap();
-    let names: BTreeSet<&str> = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
-    assert!(names.len() > 6, "{names:?}");
-    for name in names {
-        assert!(runbook.contains(&format!("## {name}\n")), "{name}");
-        assert!(alerts.contains(&format!("runbook: docs/operations.md#{}", name.to_lowercase())), "{name}");
-    }
-}
-
-#[test]
-fn promtool_takes_the_rules_and_their_tests_pass() {
-    let promtool = std::env::var_os("PROMTOOL").unwrap_or_else(|| "promtool".into());
-    for arguments in [["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]] {
-        let mut command = Command::new(&promtool);
-        let output = command.args(arguments).current_dir(path("")).output().unwrap_or_else(|error| {
-            panic!("{promtool:?}: {error}; `make test` fetches it, or set PROMTOOL=/path/to/promtool")
-        });
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    }
+    assert!(alerts.len() > 6, "{alerts:?}");
+    assert_eq!(alerts, sections, "alerts and sections of docs/operations.md");
 }

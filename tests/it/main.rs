@@ -10,6 +10,7 @@
 )]
 
 mod admin;
+mod admin_page;
 mod agreement;
 mod audit;
 mod check;
@@ -34,6 +35,7 @@ mod redis_tls;
 mod reload;
 mod serve;
 mod store;
+mod storms;
 mod support;
 mod traces;
 mod wire;

@@ -35,7 +35,7 @@ const MAY_USE: [(&str, &[&str]); 16] = [
             "trace",
         ],
     ),
-    ("cli", &["app", "config", "ext_authz", "policy", "store", "bucket"]),
+    ("cli", &["app", "audit", "config", "ext_authz", "policy", "store", "bucket"]),
     ("main", &["cli"]),
 ];
 

@@ -78,6 +78,28 @@ fn a_bucket_is_shown_and_reset_and_the_reset_is_audited() {
 }
 
 #[test]
+fn a_bucket_is_the_same_to_the_admin_endpoint_and_to_the_command() {
+    let server = Server::start(&[]);
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    writeln!(file, "{STINGY}redis: {{urls: ['{}'], timeout: 10s}}", server.url()).unwrap();
+    let service = Tidegate::start_at(file.path(), &[]);
+    let both = || {
+        let shown = program(&["bucket", "show", "--ip", "192.0.2.1", "--json", "--config"]).arg(file.path()).output();
+        let shown: Value = serde_json::from_slice(&shown.unwrap().stdout).unwrap();
+        (json(&get(service.admin, "/buckets/ip/192.0.2.1")), shown)
+    };
+    let (asked, shown) = both();
+    let limits = json!([{"tier": "free", "max_tokens": 1.0, "refill_rate": 0.001}]);
+    assert_eq!(asked, json!({"key": "rl:ip:192.0.2.1", "stored": false, "limits": limits}));
+    assert_eq!(asked, shown);
+    assert!(passes(&service));
+    let (asked, shown) = both();
+    assert_eq!((&asked["stored"], &asked["tokens"], &asked["limits"]), (&json!(true), &json!(0.0), &limits));
+    assert!(asked["last_refill"]["seconds"].is_f64() && asked["last_refill"]["time"].is_string(), "{asked:#}");
+    assert_eq!(asked, shown);
+}
+
+#[test]
 fn a_path_that_names_no_bucket_is_told_what_would() {
     let service = Tidegate::start("drain: 0s\n");
     for (path, told) in [

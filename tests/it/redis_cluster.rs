@@ -3,6 +3,7 @@
 use crate::support::cluster::{Cluster, Coverage, MASTERS, shard, slot};
 use crate::support::redis::{PATIENCE, change_password, within};
 use crate::support::{NEVER, charge, eventually, quota, unique_prefix, user};
+use futures_util::FutureExt as _;
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -94,8 +95,8 @@ async fn what_was_taken_for_a_caller_who_has_given_up_is_given_back_too() {
     let mut charges = charges(&keys, 5.0);
     charges[1].quota = quota(1.0, NEVER);
     assert!(store.take(&charges[1..2]).await.unwrap().admitted);
-    let given_up = tokio::time::timeout(Duration::ZERO, store.take(&charges)).await;
-    assert!(given_up.is_err(), "{given_up:?}");
+    // Given up as soon as it is on its way: a timeout, however short, may find it answered.
+    assert!(store.take(&charges).now_or_never().is_none());
     // A bucket is stored when something was taken from it, and is full again when that was given back.
     for place in [0, 2] {
         eventually_stored(shared(), &keys[place], 5.0);

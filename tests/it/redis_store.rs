@@ -187,7 +187,7 @@ async fn a_frozen_server_is_a_timeout_and_recovers() {
 #[tokio::test]
 async fn callers_who_always_give_up_sooner_than_the_timeout_open_the_breaker_too() {
     let server = Server::start(&[]);
-    let store = RedisStore::new(within(Duration::from_millis(100), settings(&server.url())));
+    let store = RedisStore::new(within(Duration::from_millis(500), settings(&server.url())));
     until(&store, Result::is_ok).await;
     server.signal("STOP");
     let deadline = Instant::now() + PATIENCE;

@@ -1,6 +1,6 @@
 //! `tidegate bucket list`: the buckets that Redis holds, by SCAN: never all keys at once, and never for ever.
 
-use super::rfc3339;
+use crate::app::shown::{moment, rfc3339};
 use crate::cli::redis::{self, Redis};
 use crate::cli::{Failure, Source, note, print};
 use crate::policy::key_fields;
@@ -104,9 +104,7 @@ fn escaped(key: &[u8]) -> String {
 
 fn as_json(buckets: &Buckets) -> String {
     let line = |(key, glance): (&Vec<u8>, &Glance)| {
-        let last_refill = glance.state.map(|state| {
-            serde_json::json!({"seconds": state.last_refill.micros as f64 / 1e6, "time": rfc3339(state.last_refill)})
-        });
+        let last_refill = glance.state.map(|state| moment(state.last_refill));
         let object = serde_json::json!({
             "key": escaped(key),
             "tokens": glance.state.map(|state| state.tokens),

@@ -215,15 +215,23 @@ fn redirect(failure: &Failure, asked: &Node) -> Option<(Address, Manner)> {
 
 /// Reads the map again and again.
 async fn keep_map(known: Arc<Known>, found: watch::Sender<Option<Arc<Slots>>>) {
-    let complaint = Complaint::default();
+    let (complaint, changes) = (Complaint::default(), Complaint::default());
+    // A cluster whose slots are moved has another map with each of them.
+    let mut unsaid = false;
     loop {
         match read_map(&known).await {
             Ok(slots) => {
                 let same = found.borrow().as_ref().is_some_and(|before| before.equals(&slots));
+                let unserved = slots.owners.iter().filter(|owner| **owner == NOBODY).count();
+                let masters = slots.masters.len();
+                let line = |more: u64| {
+                    tracing::info!(masters, unserved, more, "the cluster's slots are known anew");
+                };
                 if !same {
-                    let unserved = slots.owners.iter().filter(|owner| **owner == NOBODY).count();
-                    tracing::info!(masters = slots.masters.len(), unserved, "the cluster's slots are known anew");
+                    unsaid = !changes.say(line);
                     found.send_replace(Some(Arc::new(slots)));
+                } else if unsaid {
+                    unsaid = !changes.say_late(line);
                 }
                 sleep(SOONEST).await;
                 // Either way it is time to read.

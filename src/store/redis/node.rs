@@ -9,6 +9,7 @@ use super::fault::{Failure, is_no_script};
 use super::jittered;
 use super::script::{Probe, Run};
 use super::url::RedisUrl;
+use crate::complaint::Complaint;
 use crate::store::StoreError;
 use deadpool::managed::{Pool, PoolError};
 use deadpool_redis::redis::{Cmd, ErrorKind, RedisError, Value};
@@ -96,6 +97,8 @@ pub(super) struct Node {
     /// One for each call that may be on its way.
     places: Semaphore,
     breaker: Breaker,
+    /// A server that hangs and answers by turns opens the breaker many times a second.
+    openings: Complaint,
     probe: Mutex<Probe>,
     /// Whether somebody is finding out what a call that was given up did not tell.
     asking_after: AtomicBool,
@@ -112,6 +115,7 @@ impl Node {
             limits,
             places: Semaphore::new(limits.max_in_flight),
             breaker,
+            openings: Complaint::default(),
             probe: Mutex::new(probe),
             asking_after: AtomicBool::new(false),
         })
@@ -249,25 +253,34 @@ impl Node {
             Err(failure) if failure.tells_against_server() => {
                 if self.breaker.failed() {
                     let (redis, why) = (self.url(), self.told(failure));
-                    tracing::warn!(%redis, %why, "the breaker opened: not asked until a probe succeeds");
-                    self.watch();
+                    let said = self.openings.say(|more| {
+                        tracing::warn!(%redis, %why, more, "the breaker opened: not asked until a probe succeeds");
+                    });
+                    self.watch(said, why);
                 }
             }
             _ => self.breaker.answered(),
         }
     }
 
-    /// Probes, at once and then again and again, until the server does what a check needs; then closes the breaker.
-    fn watch(self: &Arc<Self>) {
+    /// Probes, at once and then again and again, until the server does what a check needs; then closes the breaker. Its
+    /// end is said if its beginning was, and that is said late if it lasts.
+    fn watch(self: &Arc<Self>, mut said: bool, why: StoreError) {
         let (node, interval) = (Arc::downgrade(self), self.limits.probe_interval);
         tokio::spawn(async move {
             // A node that nobody holds any more was replaced by another.
             while let Some(node) = node.upgrade() {
+                let redis = node.url();
                 if node.is_well().await {
                     node.breaker.close();
-                    tracing::info!(redis = %node.dial.url, "the breaker closed: a probe succeeded");
+                    if said {
+                        tracing::info!(%redis, "the breaker closed: a probe succeeded");
+                    }
                     return;
                 }
+                said = said || node.openings.say_late(|more| {
+                    tracing::warn!(%redis, %why, more, "the breaker is open again: not asked until a probe succeeds");
+                });
                 drop(node);
                 tokio::time::sleep(jittered(interval)).await;
             }

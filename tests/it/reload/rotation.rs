@@ -1,7 +1,7 @@
 //! Secrets that change while the service runs: the pepper, with the one before it, and Redis's password.
 
 use super::*;
-use crate::support::redis::clients_of_ours as connections;
+use crate::support::redis::{change_password, clients_of_ours as connections};
 use tidegate::policy::api_key::Digester;
 
 fn digest(pepper: &str, key: &str) -> String {
@@ -83,6 +83,42 @@ fn a_changed_password_of_redis_is_used_for_new_connections_and_the_old_one_works
     let [after] = connections(&mut admin).try_into().unwrap();
     assert_ne!(after, before);
     assert!(!service.log().contains("second"), "{}", service.log());
+}
+
+#[test]
+fn the_stream_of_the_audit_trail_signs_in_with_a_changed_password_too() {
+    let server = Server::start(&["--requirepass", "first"]);
+    let mut admin = server.connection();
+    let folder = Folder::new();
+    let password = folder.write("password", "first");
+    let audit = "audit: {sinks: [redis_stream: {key: trail}], fold: 0s}\n";
+    let file = folder.write("tidegate.yaml", &config(1, &format!("{}{audit}", redis(&server))));
+    let environment = [("TIDEGATE_REDIS_PASSWORD_FILE", password.to_str().unwrap())];
+    let service = Tidegate::start_at(&file, &environment);
+    let deny = |user: &str| {
+        eventually(&format!("{user} is denied"), || {
+            (told(&ask(&service, &[("x-user", user)]), "decision").as_deref() == Some("denied")).then_some(())
+        });
+    };
+    let until_told_of = |admin: &mut ::redis::Connection, user: &str| {
+        eventually(&format!("the stream tells of {user}"), || {
+            let entries: ::redis::Value = ::redis::cmd("XRANGE").arg(&["trail", "-", "+"]).query(admin).unwrap();
+            format!("{entries:?}").contains(user).then_some(())
+        });
+    };
+    deny("alice");
+    until_told_of(&mut admin, "alice");
+    let before = connections(&mut admin);
+    assert_eq!(before.len(), 2, "one for buckets, one for the trail");
+
+    folder.write("password", "hunter2");
+    until_reloads(&service, (1, 0));
+    change_password(&mut admin, "hunter2");
+    deny("bob");
+    until_told_of(&mut admin, "bob");
+    let after = connections(&mut admin);
+    assert!(after.len() == 2 && !after.iter().any(|id| before.contains(id)), "{before:?} {after:?}");
+    assert!(!service.log().contains("hunter2"), "{}", service.log());
 }
 
 #[test]
