@@ -27,6 +27,7 @@ mod modules;
 mod operate;
 mod outage;
 mod policy;
+mod probe;
 mod redis_cluster;
 mod redis_sentinel;
 mod redis_store;
