@@ -34,6 +34,7 @@ mod redis_store;
 mod redis_tls;
 mod reload;
 mod serve;
+mod server_tls;
 mod store;
 mod support;
 mod traces;

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, UNIX_EPOCH};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
@@ -27,6 +27,10 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Handshakes at once. The oldest makes room for one more: a client that is in earnest needs two round trips, so the oldest
 /// is one that dawdles.
 const MOST: usize = 256;
+
+/// How long a client that is refused may take to hear of it, and how much it may send meanwhile, in bytes.
+const LINGER: Duration = Duration::from_secs(1);
+const MOST_UNREAD: u64 = 64 << 10;
 
 /// TLS of one listener. Clones share it.
 #[derive(Clone, Debug)]
@@ -82,7 +86,8 @@ impl Handshakes {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let (result, why) = match self.greet(socket).await {
+        let mut crowded = self.begin();
+        let (result, why, socket) = match self.greet(socket, &mut crowded).await {
             Ok(stream) => {
                 self.0.counters.count(Handshake::Ok);
                 return Some(stream);
@@ -90,34 +95,42 @@ impl Handshakes {
             Err(refused) => refused,
         };
         self.0.counters.count(result);
-        let (listener, result_word) = (self.0.listener.word(), result.word());
+        let (listener, word) = (self.0.listener.word(), result.word());
         match result {
             // Load balancers do so to learn whether the port is open.
             Handshake::Left => tracing::debug!(listener, peer, why, "a client left during its TLS handshake"),
             _ => self.0.complaint.say(|more| {
-                tracing::warn!(listener, peer, result = result_word, why, more, "a TLS handshake failed");
+                tracing::warn!(listener, peer, result = word, why, more, "a TLS handshake failed");
             }),
+        }
+        if let Some(socket) = socket {
+            tokio::select! {
+                () = linger(socket) => {}
+                _ = crowded => {}
+            }
         }
         None
     }
 
-    async fn greet<S>(&self, socket: S) -> Result<TlsStream<S>, (Handshake, String)>
+    async fn greet<S>(&self, socket: S, crowded: &mut oneshot::Receiver<()>) -> Result<TlsStream<S>, Refused<S>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let Some(config) = self.0.tls.load().terms.as_ref().map(|terms| terms.config.clone()) else {
-            return Err((Handshake::Protocol, "there is no certificate to show".into()));
+            return Err((Handshake::Protocol, "there is no certificate to show".into(), None));
         };
-        let mut crowded = self.begin();
-        let accept = timeout(DEADLINE, TlsAcceptor::from(config).accept(socket));
+        let accept = timeout(DEADLINE, TlsAcceptor::from(config).accept(socket).into_fallible());
         tokio::select! {
             biased;
             accepted = accept => match accepted {
                 Ok(Ok(stream)) => Ok(stream),
-                Ok(Err(error)) => Err((meaning(&error), error.to_string())),
-                Err(_elapsed) => Err((Handshake::Timeout, format!("it took longer than {DEADLINE:?}"))),
+                Ok(Err((error, socket))) => {
+                    let (result, why) = meaning(&error);
+                    Err((result, why, Some(socket).filter(|_| result != Handshake::Left)))
+                }
+                Err(_elapsed) => Err((Handshake::Timeout, format!("it took longer than {DEADLINE:?}"), None)),
             },
-            _ = &mut crowded => Err((Handshake::Crowded, format!("{MOST} younger ones go on"))),
+            _ = crowded => Err((Handshake::Crowded, format!("{MOST} younger ones go on"), None)),
         }
     }
 
@@ -136,17 +149,37 @@ impl Handshakes {
     }
 }
 
-/// What a failure counts as.
-fn meaning(error: &io::Error) -> Handshake {
-    match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
-        None => Handshake::Left,
-        Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)) => Handshake::NotTls,
-        Some(Error::NoCertificatesPresented) => Handshake::NoCertificate,
-        Some(Error::InvalidCertificate(CertificateError::Other(other))) if other.0.is::<NotAllowed>() => {
-            Handshake::NotAllowed
+/// What it counts as, why, and the socket, if its peer is to hear of it.
+type Refused<S> = (Handshake, String, Option<S>);
+
+/// Waits until the peer has heard why it was refused. A socket that is closed with something unread is reset, and the
+/// alert is lost to clients that have begun to send.
+async fn linger(mut socket: impl AsyncRead + AsyncWrite + Unpin) {
+    let listen = async {
+        socket.shutdown().await?;
+        tokio::io::copy(&mut socket.take(MOST_UNREAD), &mut tokio::io::sink()).await
+    };
+    // It has gone, has sent too much, or takes too long.
+    let _ = timeout(LINGER, listen).await;
+}
+
+/// What a failure counts as, and what is said of it.
+fn meaning(error: &io::Error) -> (Handshake, String) {
+    let Some(inner) = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) else {
+        return (Handshake::Left, error.to_string());
+    };
+    let result = match inner {
+        Error::InvalidMessage(InvalidMessage::InvalidContentType) => {
+            return (Handshake::NotTls, "the client does not speak TLS".to_owned());
         }
-        Some(Error::InvalidCertificate(_)) => Handshake::BadCertificate,
-        Some(Error::AlertReceived(_)) => Handshake::RefusedByClient,
-        Some(_) => Handshake::Protocol,
-    }
+        Error::InvalidCertificate(CertificateError::Other(other)) => match other.0.downcast_ref::<NotAllowed>() {
+            Some(why) => return (Handshake::NotAllowed, why.to_string()),
+            None => Handshake::BadCertificate,
+        },
+        Error::NoCertificatesPresented => Handshake::NoCertificate,
+        Error::InvalidCertificate(_) => Handshake::BadCertificate,
+        Error::AlertReceived(_) => Handshake::RefusedByClient,
+        _ => Handshake::Protocol,
+    };
+    (result, inner.to_string())
 }
