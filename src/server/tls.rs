@@ -152,7 +152,13 @@ fn chain(part: Part, pem: &[u8], faults: &mut Vec<Finding>, warnings: &mut Vec<F
         Ok(list) => match list.into_iter().map(Certificate::read).collect::<Result<Vec<_>, _>>() {
             Ok(list) => {
                 warnings.extend(list.iter().enumerate().filter_map(|(place, certificate)| {
-                    Some(Finding { part, text: format!("certificate {} {}", place + 1, certificate.out_of_date()?) })
+                    let consequence = match part {
+                        // Nobody asks how old a root is (RFC 5280, 6.1.1).
+                        Part::ClientCa => "it is believed all the same",
+                        Part::Cert | Part::Key => "who checks it refuses it",
+                    };
+                    let text = format!("certificate {} {}: {consequence}", place + 1, certificate.out_of_date()?);
+                    Some(Finding { part, text })
                 }));
                 return Some(list);
             }
@@ -185,9 +191,9 @@ impl Certificate {
         let now = SystemTime::now();
         let told = |time| humantime::format_rfc3339_seconds(time);
         if now > self.not_after {
-            Some(format!("expired at {}: who checks it refuses it", told(self.not_after)))
+            Some(format!("expired at {}", told(self.not_after)))
         } else if now < self.not_before {
-            Some(format!("is valid from {} only: who checks it refuses it", told(self.not_before)))
+            Some(format!("is valid from {} only", told(self.not_before)))
         } else {
             None
         }

@@ -279,6 +279,30 @@ fn a_handshake_holds_up_no_end_of_the_service() {
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
 }
 
+#[test]
+fn old_connections_are_replaced_and_the_end_drains_over_tls_as_without() {
+    let limits = "tiers: {free: {per_ip: {max_tokens: 1000000, refill_rate: 1000000}}}";
+    let more = format!("max_connection_age: 1s\nlog: {{filter: debug}}\n{limits}\n");
+    let mut secured = Secured::start_with(|files| format!("{more}tls: {}\n", section(files, "")));
+    block_on(async {
+        let mut client = connect(secured.service.address, &secured.ca, None).await.unwrap();
+        assert_eq!(code(&mut client).await, Ok(0));
+        let begun = Instant::now();
+        while !secured.service.log().contains("a connection is old") {
+            assert!(begun.elapsed() < PATIENCE, "no connection grows old");
+            // So that the client hears of it.
+            assert_eq!(code(&mut client).await, Ok(0));
+        }
+        assert_eq!(code(&mut client).await, Ok(0), "the client has connected again");
+        secured.service.signal("TERM");
+        while code(&mut client).await.is_ok() {
+            assert!(begun.elapsed() < PATIENCE, "the service does not end");
+        }
+    });
+    assert_eq!(secured.service.wait(), Some(0));
+    assert!(!secured.service.log().contains("dropping what"), "{}", secured.service.log());
+}
+
 /// Asks the admin endpoint over TLS.
 fn get(address: SocketAddr, ca: &Authority, target: &str) -> String {
     let mut stream = handshake(address, rustls_config(ca, rustls::DEFAULT_VERSIONS, &["h2", "http/1.1"])).unwrap();
