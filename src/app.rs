@@ -19,6 +19,7 @@ use crate::metrics::{Metrics, catalogue};
 use crate::policy::Policy;
 use crate::server::admin::{Access, Admin, Pages};
 use crate::server::health::{Check, Health, Verdict};
+use crate::server::tls::{Handshakes, Listener, Tls};
 use crate::server::{Endpoint, Lifetime, ServerError};
 use crate::store::Store;
 use crate::store::deny_cache::DenyCache;
@@ -172,6 +173,11 @@ fn deny_cache(store: Arc<RedisStore>, settings: &Settings) -> Option<Arc<DenyCac
     Some(Arc::new(DenyCache::new(store, Arc::new(SteadyClock::default()), cache.size, cache.max_age)))
 }
 
+/// TLS of a listener, if the settings say so.
+fn handshakes(listener: Listener, tls: Option<&Tls>, limiter: &Limiter) -> Option<Handshakes> {
+    tls.map(|tls| Handshakes::new(listener, tls.clone(), limiter.metrics()))
+}
+
 /// What traces checks, and what exports the spans for as long as it is held, if the settings say so.
 fn traces(settings: &Settings, limiter: &Limiter) -> Result<(Option<Arc<Tracer>>, Option<Exporting>), TraceError> {
     let Some(traces) = &settings.traces else { return Ok((None, None)) };
@@ -208,11 +214,15 @@ async fn run(config: Config, source: Source, files: FilesRead) -> Result<(), App
     // All of them before anybody hears that it serves: a SIGHUP that nobody waits for ends the process.
     let mut signals = Signals::new().map_err(AppError::Signals)?;
     let hangups = signal(SignalKind::hangup()).map_err(AppError::Signals)?;
+    let tls = handshakes(Listener::Grpc, settings.tls.as_ref(), &limiter);
+    let admin_tls =
+        handshakes(Listener::Admin, settings.admin_tls.as_ref().filter(|_| settings.admin.is_some()), &limiter);
+    Handshakes::watch_expiry(tls.iter().chain(&admin_tls), limiter.metrics());
     let admin = match settings.admin {
-        Some(address) => Some(Admin::bind(address).await?),
+        Some(address) => Some(Admin::bind(address).await?.secured(admin_tls.clone())),
         None => None,
     };
-    let endpoint = Endpoint::bind(&settings.listen).await?;
+    let endpoint = Endpoint::bind(&settings.listen).await?.secured(tls.clone());
     let access = Arc::new(access(admin.as_ref(), &settings));
     announce(&endpoint, admin.as_ref(), &settings, &limiter);
     let errands = Arc::new(Errands::new().map_err(AppError::Thread)?);
@@ -224,6 +234,8 @@ async fn run(config: Config, source: Source, files: FilesRead) -> Result<(), App
         errands: errands.clone(),
         access: access.clone(),
         audit: audit.clone(),
+        tls,
+        admin_tls,
     };
     let loaded = Loaded::at_start(hash, shown);
     let filter = log.clone();
@@ -314,7 +326,8 @@ fn announce(endpoint: &Endpoint, admin: Option<&Admin>, settings: &Settings, lim
     let store = settings.redis.as_ref().map_or("memory".to_owned(), |redis| redis.topology.to_string());
     let traces = settings.traces.as_ref().map_or("off", |traces| traces.endpoint.as_str());
     let (mode, on_store_error) = (policy.mode.word(), policy.on_store_error.word());
-    tracing::info!(%listen, %admin, %store, traces, mode, on_store_error, "serving");
+    let tls = settings.tls.is_some();
+    tracing::info!(%listen, tls, %admin, %store, traces, mode, on_store_error, "serving");
 }
 
 /// On each SIGHUP, for ever, opens the audit trail's file anew and reloads the configuration.

@@ -4,6 +4,7 @@ mod bucket;
 mod explain;
 mod hash_key;
 mod key;
+mod probe;
 mod redis;
 mod validate;
 
@@ -71,6 +72,9 @@ enum Command {
     /// Read an API key on standard input and print its digest, as it stands in `api_keys` and in Redis
     #[command(after_help = HASH_KEY)]
     HashKey(hash_key::HashKey),
+    /// Ask a running service whether it is well, for health checks of containers and for people
+    #[command(after_help = probe::EXAMPLES)]
+    Probe(probe::Probe),
     /// Say what a request would be answered and why. Takes nothing
     #[command(after_help = EXPLAIN)]
     Explain(explain::Explain),
@@ -219,6 +223,7 @@ fn command(command: Command) -> Result<(), Failure> {
         Command::Config { command: ConfigCommand::Default } => print(config::DEFAULT),
         Command::Schema => print(&format!("{:#}\n", config::schema())),
         Command::HashKey(arguments) => hash_key::run(arguments),
+        Command::Probe(arguments) => probe::run(arguments),
         Command::Explain(arguments) => explain::run(arguments),
         Command::Bucket { command } => bucket::run(command),
         Command::Key { command } => key::run(command),

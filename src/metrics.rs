@@ -9,11 +9,13 @@ mod audit;
 pub mod catalogue;
 mod histogram;
 mod reloads;
+mod tls;
 
 pub use asked::Values;
 pub use audit::Audit;
 pub use histogram::BOUNDS;
 pub use reloads::Reloads;
+pub use tls::{HandshakeCounters, Tls};
 
 use asked::Asked;
 use catalogue::Family;
@@ -106,6 +108,33 @@ label! {
     AuditSink: Stdout = "stdout", File = "file", RedisStream = "redis_stream"
 }
 
+label! {
+    /// What listens.
+    Listener: Grpc = "grpc", Admin = "admin"
+}
+
+label! {
+    /// How a TLS handshake ended.
+    Handshake:
+    Ok = "ok",
+    /// It took too long.
+    Timeout = "timeout",
+    /// Too many went on at once, and it was the oldest.
+    Crowded = "crowded",
+    /// The client went away.
+    Left = "left",
+    /// The client speaks plain text, or something else.
+    NotTls = "not_tls",
+    NoCertificate = "no_certificate",
+    BadCertificate = "bad_certificate",
+    /// The client's certificate is good, and has none of the ids that are let in.
+    NotAllowed = "not_allowed",
+    /// The client does not trust the listener's certificate.
+    RefusedByClient = "refused_by_client",
+    /// Both have no version, cipher or protocol in common, or the client broke the rules.
+    Protocol = "protocol"
+}
+
 type Labels<const N: usize> = [(&'static str, Cow<'static, str>); N];
 type Counters<const N: usize> = Series<Labels<N>, Counter>;
 
@@ -125,6 +154,8 @@ pub struct Metrics {
     pub reloads: Reloads,
     /// What becomes of the audit trail.
     pub audit: Audit,
+    /// How TLS handshakes end.
+    pub tls: Tls,
     /// What becomes of spans.
     pub traces: TraceCounters,
 }
@@ -181,6 +212,7 @@ impl Metrics {
         register(&mut registry, catalogue::DEGRADED, degraded.clone());
         let (reloads, audit) = (Reloads::register(&mut registry), Audit::register(&mut registry));
         register(&mut registry, catalogue::ABANDONED_CHECKS, abandoned.clone());
+        let tls = Tls::register(&mut registry);
         let traces = TraceCounters::default();
         traces.register(&mut registry);
         let metrics = Self {
@@ -191,6 +223,7 @@ impl Metrics {
             degraded: Policy::ALL.map(|policy| degraded.get_or_create_owned(&[("policy", policy.word().into())])),
             reloads,
             audit,
+            tls,
             traces,
             check_duration: Arc::default(),
             store_duration: Arc::default(),

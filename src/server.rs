@@ -6,6 +6,7 @@ mod coalesced;
 mod connection;
 mod dispatch;
 pub mod health;
+pub mod tls;
 
 pub use connection::Lifetime;
 
@@ -24,6 +25,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use thiserror::Error;
+use tls::Handshakes;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -59,6 +61,7 @@ pub enum ServerError {
 #[derive(Debug)]
 pub struct Endpoint {
     bound: Bound,
+    tls: Option<Handshakes>,
 }
 
 #[derive(Debug)]
@@ -82,7 +85,13 @@ impl Endpoint {
                 Bound::Unix(listener, Socket::at(path).map_err(failed)?)
             }
         };
-        Ok(Self { bound })
+        Ok(Self { bound, tls: None })
+    }
+
+    /// The same with TLS, if there is any.
+    #[must_use]
+    pub fn secured(self, tls: Option<Handshakes>) -> Self {
+        Self { tls, ..self }
     }
 
     /// Where it listens: with port 0 asked for, the port it got.
@@ -98,7 +107,7 @@ impl Endpoint {
 
     /// Serves until `stop`, then sends GOAWAY and ends when the last call in flight has. Dropping it drops those calls.
     pub async fn serve(self, service: Service, health: &Health, lifetime: Lifetime, stop: impl Future<Output = ()>) {
-        let protocol = Protocol::new(Dispatch::new(service, health), lifetime);
+        let protocol = Protocol::new(Dispatch::new(service, health), lifetime, self.tls);
         match self.bound {
             Bound::Tcp(listener) => serve(listener, protocol, stop).await.drained().await,
             Bound::Unix(listener, socket) => {

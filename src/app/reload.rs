@@ -9,6 +9,7 @@ use crate::config::{Config, Faults, FilesRead, Settings, Source, Token, changes}
 use crate::limiter::Limiter;
 use crate::server::admin::Access;
 use crate::server::health::{Check, Health, Verdict};
+use crate::server::tls::{Handshakes, Tls};
 use crate::store::deny_cache::DenyCache;
 use crate::store::redis::RedisStore;
 use arc_swap::ArcSwap;
@@ -94,6 +95,10 @@ pub(super) struct Parts {
     pub(super) health: Health,
     pub(super) access: Arc<Access>,
     pub(super) audit: Option<Arc<Audit>>,
+    /// TLS where Envoy connects.
+    pub(super) tls: Option<Handshakes>,
+    /// That of the admin endpoint.
+    pub(super) admin_tls: Option<Handshakes>,
     /// Where files are read.
     pub(super) errands: Arc<Errands>,
 }
@@ -208,6 +213,8 @@ impl Reloader {
         if let Some((redis, servers)) = self.parts.redis.as_ref().zip(config.settings.redis.as_ref()) {
             redis.sign_in_as(&servers.topology);
         }
+        change_tls("tls", self.parts.tls.as_ref(), config.settings.tls.as_ref());
+        change_tls("admin.tls", self.parts.admin_tls.as_ref(), config.settings.admin_tls.as_ref());
         self.parts.access.set_token(config.settings.admin_token.as_ref().map(Token::bytes));
         self.parts.limiter.replace(config.policy);
         if let Some(deny_cache) = &self.parts.deny_cache {
@@ -243,5 +250,13 @@ impl Reloader {
         }
         self.parts.health.set(Check::Config, Verdict::Warns("reload refused")).await;
         Err(why)
+    }
+}
+
+/// Has a listener show and ask what is said now.
+fn change_tls(key: &str, listener: Option<&Handshakes>, tls: Option<&Tls>) {
+    let Some((listener, tls)) = listener.zip(tls) else { return };
+    if listener.change(tls) {
+        info!(key, "certificates were changed: connections from now on see them, those that stand go on");
     }
 }

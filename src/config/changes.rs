@@ -13,11 +13,14 @@ const KEY_PREFIX: &str = "key_prefix";
 pub const LOG_FILTER: &str = "log.filter";
 
 /// The keys that differ and take a restart. How servers are signed in to (`redis.username`, passwords, `redis.tls`) is
-/// not among them.
+/// not among them, nor is what `tls` and `admin.tls` say; whether they are there is.
 pub fn restart_only(old: &Settings, old_prefix: &str, new: &Settings, new_prefix: &str) -> Vec<&'static str> {
     let Settings {
         listen,
+        // What they are made of is followed.
+        tls,
         admin,
+        admin_tls,
         // Followed: see the reload.
         admin_token: _,
         redis,
@@ -36,7 +39,9 @@ pub fn restart_only(old: &Settings, old_prefix: &str, new: &Settings, new_prefix
     } = old;
     let mut changes = Changes::default();
     changes.add("listen", *listen != new.listen);
+    changes.add("tls", tls.is_some() != new.tls.is_some());
     changes.add("admin.listen", *admin != new.admin);
+    changes.add("admin.tls", admin_tls.is_some() != new.admin_tls.is_some());
     changes.add(KEY_PREFIX, old_prefix != new_prefix);
     changes.redis(redis.as_ref(), new.redis.as_ref());
     changes.add("memory.capacity", *memory_capacity != new.memory_capacity);

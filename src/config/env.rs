@@ -71,6 +71,11 @@ impl Environment {
         self.variables.get(CONFIG).map(PathBuf::from)
     }
 
+    /// Where the service listens.
+    pub fn listen(&self) -> Option<String> {
+        self.variables.get(LISTEN)?.to_str().map(str::to_owned)
+    }
+
     fn text(&self, name: &'static str, report: &mut Report) -> Option<Given> {
         let value = self.variables.get(name)?;
         match value.to_str() {

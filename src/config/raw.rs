@@ -15,6 +15,8 @@ use std::fmt;
 pub(super) struct Raw {
     /// Where Envoy connects: `address:port`, or `unix:/path`. Default: 0.0.0.0:50051.
     pub(super) listen: Option<String>,
+    /// TLS where Envoy connects. Left out: plain text.
+    pub(super) tls: Option<ListenTls>,
     /// The HTTP endpoint for probes, Prometheus and operators.
     pub(super) admin: Option<Admin>,
     /// Starts every bucket's name in Redis. Printable ASCII without blanks, `{` and `}`, at most 64 bytes. Default: `rl:`.
@@ -104,6 +106,24 @@ pub(super) struct Admin {
     /// What all but `/livez`, `/readyz` and `/metrics` then needs, as `authorization: Bearer <token>`. 16 bytes or more.
     /// Better given in TIDEGATE_ADMIN_TOKEN or TIDEGATE_ADMIN_TOKEN_FILE.
     pub(super) token: Option<Secret>,
+    /// TLS there. Left out: plain text.
+    pub(super) tls: Option<ListenTls>,
+}
+
+/// TLS of a listener: what it shows, and what it asks of its clients. Files in PEM, which are read again when they change.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListenTls {
+    /// The file of the certificate, and of those between it and its root.
+    pub(super) cert: Option<String>,
+    /// The file of its key, without a passphrase.
+    pub(super) key: Option<String>,
+    /// The file of the roots that certificates of clients must lead to. With it, who shows none is refused; left out:
+    /// clients need none.
+    pub(super) client_ca: Option<String>,
+    /// The SPIFFE ids of clients that are let in: `spiffe://trust-domain/path`, or with `/*` at the end all below. It goes
+    /// with `client_ca`. Left out: all whom `client_ca` vouches for.
+    pub(super) client_spiffe_ids: Option<List<String>>,
 }
 
 /// The Redis that holds the buckets.

@@ -2,6 +2,7 @@
 
 use crate::audit;
 use crate::server::Listen;
+use crate::server::tls::Tls;
 use crate::store::redis::{CallLimits, Topology};
 use crate::trace::Traces;
 use std::fmt;
@@ -12,8 +13,12 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub listen: Listen,
+    /// TLS there; `None` for plain text.
+    pub tls: Option<Tls>,
     /// Where probes and Prometheus connect over HTTP; `None` for nowhere.
     pub admin: Option<SocketAddr>,
+    /// TLS there; `None` for plain text.
+    pub admin_tls: Option<Tls>,
     /// What operators send there to be let in.
     pub admin_token: Option<Token>,
     /// `None`: buckets are kept in this process's memory.

@@ -12,6 +12,7 @@ mod rules;
 mod settings;
 mod text;
 mod tiers;
+mod tls;
 mod traces;
 
 use super::env::Overrides;

@@ -90,6 +90,7 @@ impl Family {
 }
 
 const TIER: (&str, &str) = ("tier", "a tier of the configuration");
+const LISTENER: (&str, &str) = ("listener", "grpc, admin");
 const SINK: (&str, &str) = ("sink", "stdout, file, redis_stream");
 
 macro_rules! catalogue {
@@ -162,6 +163,15 @@ catalogue! {
         UPTIME = gauge("uptime_seconds", "seconds", "How long the process has run");
         LOG_LINES_DROPPED = counter("log_lines_dropped", "lines",
             "Lines of the log that nobody took in time: its reader is too slow, or gone");
+    }
+    "TLS": {
+        TLS_HANDSHAKES = counter("tls_handshakes", "handshakes", "TLS handshakes of clients, by how they ended").by(&[
+            LISTENER,
+            ("result", "ok, timeout, crowded, left, not_tls, no_certificate, bad_certificate, not_allowed, \
+             refused_by_client, protocol"),
+        ]).with("tls");
+        TLS_CERTIFICATE_EXPIRY = gauge("tls_certificate_expiry_timestamp_seconds", "seconds",
+            "When the certificate that is shown to clients expires, in seconds since 1970").by(&[LISTENER]).with("tls");
     }
     "Audit": {
         AUDIT_EVENTS = counter("audit_events", "events", "What happened and is to be audited, before folding")

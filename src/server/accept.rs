@@ -10,9 +10,27 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 /// often that no file descriptor is left, is as wrong a microsecond later, and the connection still waits.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// A connection.
+pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static {
+    /// Who is at its other end, for logs.
+    fn peer(&self) -> String;
+}
+
+impl Socket for TcpStream {
+    fn peer(&self) -> String {
+        self.peer_addr().map_or_else(|_| "unknown".to_owned(), |address| address.to_string())
+    }
+}
+
+impl Socket for UnixStream {
+    fn peer(&self) -> String {
+        "a unix socket".to_owned()
+    }
+}
+
 /// A bound socket that gives connections.
 pub(super) trait Listener: Send + Sync + 'static {
-    type Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+    type Socket: Socket;
 
     fn accept(&self) -> impl Future<Output = io::Result<Self::Socket>> + Send;
 }

@@ -1,4 +1,4 @@
-//! The admin endpoint over HTTP/1: `/livez`, `/readyz` and `/metrics` for probes and Prometheus, and what operators ask and
+//! The admin endpoint over HTTP/1, with TLS or without: `/livez`, `/readyz` and `/metrics` for probes and Prometheus, and what operators ask and
 //! do, for those who may.
 //!
 //! Knows who may ask what and how it is asked; what is done then is [`Operations`]'. It runs on the thread that answers checks, so its clients are held short: one small request a connection, a few
@@ -10,6 +10,7 @@ pub use access::Access;
 
 use super::accept;
 use super::health::{Health, Verdict};
+use super::tls::Handshakes;
 use super::{Listen, ServerError};
 use crate::complaint::Complaint;
 use crate::metrics::{self, Metrics};
@@ -28,6 +29,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
@@ -50,6 +52,7 @@ const MAX_BODY: usize = 1 << 20;
 #[derive(Debug)]
 pub struct Admin {
     listener: TcpListener,
+    tls: Option<Handshakes>,
 }
 
 /// What there is to tell, and who may hear and do it.
@@ -118,7 +121,13 @@ impl Admin {
     /// When the address is taken or not allowed.
     pub async fn bind(address: SocketAddr) -> Result<Self, ServerError> {
         let failed = |source| ServerError::BindAdmin { listen: Listen::Tcp(address), source };
-        Ok(Self { listener: TcpListener::bind(address).await.map_err(failed)? })
+        Ok(Self { listener: TcpListener::bind(address).await.map_err(failed)?, tls: None })
+    }
+
+    /// The same with TLS, if there is any.
+    #[must_use]
+    pub fn secured(self, tls: Option<Handshakes>) -> Self {
+        Self { tls, ..self }
     }
 
     /// Where it listens: with port 0 asked for, the port it got.
@@ -143,13 +152,23 @@ impl Admin {
             {
                 oldest.abort();
             }
-            connections.push_back(tokio::spawn(converse(socket, peer, pages.clone())).abort_handle());
+            let welcome = welcome(socket, peer, self.tls.clone(), pages.clone());
+            connections.push_back(tokio::spawn(welcome).abort_handle());
         }
     }
 }
 
+async fn welcome(socket: TcpStream, peer: SocketAddr, tls: Option<Handshakes>, pages: Pages) {
+    let Some(tls) = tls else {
+        return converse(socket, peer, pages).await;
+    };
+    if let Some(socket) = tls.secure(socket, &peer.to_string()).await {
+        converse(socket, peer, pages).await;
+    }
+}
+
 /// Answers one request.
-async fn converse(socket: TcpStream, peer: SocketAddr, pages: Pages) {
+async fn converse(socket: impl AsyncRead + AsyncWrite + Unpin, peer: SocketAddr, pages: Pages) {
     let service = service_fn(|request| {
         let pages = pages.clone();
         async move { Ok::<_, Infallible>(pages.answer(request, peer).await) }

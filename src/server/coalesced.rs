@@ -3,7 +3,8 @@
 //! The h2 crate copies what it sends into one buffer and writes that when it has nothing more to send. On a socket that
 //! offers vectored writes it makes an exception of DATA frames of 256 bytes and more, which it writes one by one, and
 //! an answer to a check is larger than that. Measured on a closed loop of 128 checks: six writes for one read with
-//! vectored writes, and less than one without, at half the CPU time per check.
+//! vectored writes, and less than one without, at half the CPU time per check. It holds over TLS too: measured,
+//! one write for forty checks.
 
 use std::io;
 use std::pin::Pin;

@@ -1,7 +1,9 @@
 //! One connection's life: greeting, calls, and an end that loses none of them.
 
+use super::accept::Socket;
 use super::coalesced::Coalesced;
 use super::dispatch::Dispatch;
+use super::tls::Handshakes;
 use hyper::server::conn::http2::Builder;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use std::future::pending;
@@ -45,21 +47,37 @@ pub(super) struct Protocol {
     http2: Builder<TokioExecutor>,
     dispatch: Dispatch,
     lifetime: Lifetime,
+    tls: Option<Handshakes>,
 }
 
 impl Protocol {
-    pub(super) fn new(dispatch: Dispatch, lifetime: Lifetime) -> Self {
+    /// Without `tls`, in plain text.
+    pub(super) fn new(dispatch: Dispatch, lifetime: Lifetime, tls: Option<Handshakes>) -> Self {
         let mut http2 = Builder::new(TokioExecutor::new());
         http2
             .timer(TokioTimer::new())
             .max_concurrent_streams(MAX_CONCURRENT_STREAMS)
             .keep_alive_interval(KEEPALIVE_INTERVAL)
             .keep_alive_timeout(KEEPALIVE_TIMEOUT);
-        Self { http2, dispatch, lifetime }
+        Self { http2, dispatch, lifetime, tls }
     }
 
     /// Serves one connection until its peer leaves it, it is old, or `stop` changes; then its calls in flight end.
-    pub(super) async fn serve<S>(self, mut socket: S, mut stop: watch::Receiver<()>)
+    pub(super) async fn serve(self, socket: impl Socket, mut stop: watch::Receiver<()>) {
+        let Some(tls) = &self.tls else {
+            return self.converse(socket, stop).await;
+        };
+        let peer = socket.peer();
+        let secured = tokio::select! {
+            secured = tls.secure(socket, &peer) => secured,
+            _ = stop.changed() => None,
+        };
+        if let Some(socket) = secured {
+            self.converse(socket, stop).await;
+        }
+    }
+
+    async fn converse<S>(self, mut socket: S, mut stop: watch::Receiver<()>)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {

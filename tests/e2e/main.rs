@@ -15,4 +15,5 @@ mod identities;
 mod shipped;
 mod store;
 mod support;
+mod tls;
 mod traces;

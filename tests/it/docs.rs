@@ -58,7 +58,7 @@ fn every_command_and_flag_in_the_documents_exists() {
     assert!(tried > 5, "the documents show commands");
 }
 
-const COMMANDS: [&str; 8] = ["explain", "serve", "validate", "config", "schema", "hash-key", "bucket", "key"];
+const COMMANDS: [&str; 9] = ["explain", "serve", "validate", "config", "schema", "hash-key", "bucket", "key", "probe"];
 const SUBCOMMANDS: [&str; 6] = ["default", "show", "reset", "list", "set", "delete"];
 
 #[test]

@@ -3,6 +3,7 @@
 use crate::support::admin::{get, until};
 use crate::support::redis::Server;
 use crate::support::service::{Tidegate, block_on, check, client};
+use crate::support::tls::{Authority, Files};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tidegate::clock::SystemClock;
@@ -30,7 +31,10 @@ fn told(text: &str) -> BTreeSet<(String, String, String)> {
 #[test]
 fn all_of_the_catalogue_is_told_and_nothing_else() {
     let server = Server::start(&[]);
-    let config = format!("redis: {{urls: ['{}'], timeout: 1s}}\ndedupe: true\n", server.url());
+    let files = Files::new();
+    let (cert, key) = files.write_pair("server", &Authority::new().server());
+    let tls = format!("tls: {{cert: {cert}, key: {key}}}\n");
+    let config = format!("redis: {{urls: ['{}'], timeout: 1s}}\ndedupe: true\n{tls}", server.url());
     let service = Tidegate::start(&config);
     let text = get(service.admin, "/metrics").body;
     let optional = ["audit", "traces"];

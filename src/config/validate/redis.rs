@@ -7,16 +7,12 @@ use crate::config::fault::{Report, item, quoted};
 use crate::config::raw;
 use crate::config::settings::Redis;
 use crate::store::redis::{CallLimits, RedisUrl, TlsFiles, Topology, UrlError};
-use std::path::Path;
 use std::time::Duration;
 
 const URLS: &str = "redis.urls";
 
 /// Addresses at most: more are not a list of Sentinels or of some nodes, but a mistake.
 const MAX_URLS: usize = 64;
-
-/// The longest certificate or key that is read, in bytes.
-const MAX_PEM: usize = 1 << 20;
 
 /// The outer `None`: there are faults. The inner: no Redis.
 pub(super) fn redis(raw: Option<&raw::Redis>, overrides: &Overrides, report: &mut Report) -> Option<Option<Redis>> {
@@ -251,13 +247,7 @@ fn tls(raw: Option<&raw::Tls>, urls: &[(String, RedisUrl)], files: Files, report
     }
     let mut read = |path: &str, file: Option<&str>| {
         let file = file.filter(|_| files == Files::Read)?;
-        let fault = match report.files.read(Path::new(file), MAX_PEM) {
-            Ok(pem) if pem.len() <= MAX_PEM => return Some(pem),
-            Ok(_) => format!("is longer than {MAX_PEM} bytes"),
-            Err(error) => format!("cannot be read: {error}"),
-        };
-        report.fault(path, format!("{} {fault}", quoted(file)));
-        None
+        super::tls::pem(path, file, report)
     };
     let ca = read("redis.tls.ca_file", raw.ca_file.as_deref());
     let cert = read("redis.tls.cert_file", raw.cert_file.as_deref());

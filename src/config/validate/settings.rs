@@ -1,12 +1,13 @@
 //! The settings: addresses, stores, times, log.
 
 use super::text::{count, span};
-use super::{audit, redis, traces};
+use super::{audit, redis, tls, traces};
 use crate::config::env::{Given, Overrides};
 use crate::config::fault::{Report, listed, nearest, quoted};
 use crate::config::raw::{self, Raw};
 use crate::config::settings::{ClockSource, DenyCache, KeyMetadata, Log, LogFormat, Settings, Token};
 use crate::server::Listen;
+use crate::server::tls::{Listener, Tls};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -27,6 +28,10 @@ pub(super) fn settings(
     let listen = listen(raw, overrides, report);
     let admin = admin(raw, overrides, report);
     let admin_token = admin_token(raw, overrides, report);
+    let tls = tls::tls("tls", Listener::Grpc, raw.tls.as_ref(), overrides.files, report);
+    let admin_tls = raw.admin.as_ref().and_then(|admin| admin.tls.as_ref());
+    let admin_tls = tls::tls("admin.tls", Listener::Admin, admin_tls, overrides.files, report);
+    warn_of_admin(admin, admin_tls.as_ref(), admin_token.as_ref(), report);
     let redis = redis::redis(raw.redis.as_ref(), overrides, report);
     let capacity = raw.memory.as_ref().and_then(|memory| memory.capacity);
     let capacity = count("memory.capacity", capacity, 1_000_000, 1..=1_000_000_000, report);
@@ -43,7 +48,9 @@ pub(super) fn settings(
     let traces = traces::traces(raw.traces.as_ref(), report);
     Some(Settings {
         listen: listen?,
+        tls: tls?,
         admin: admin?,
+        admin_tls: admin_tls?,
         admin_token: admin_token?,
         redis: redis?,
         memory_capacity: usize::try_from(capacity?).unwrap_or(usize::MAX),
@@ -154,6 +161,22 @@ fn admin_token(raw: &Raw, overrides: &Overrides, report: &mut Report) -> Option<
         report.fault(&given.path, format!("is no token; {right}"));
         None
     })
+}
+
+/// `None`, or an outer `None`, where there are faults.
+fn warn_of_admin(
+    admin: Option<Option<SocketAddr>>,
+    tls: Option<&Option<Tls>>,
+    token: Option<&Option<Token>>,
+    report: &mut Report,
+) {
+    match (admin, tls, token) {
+        (Some(None), Some(Some(_)), _) => report.warn("admin.tls", "is of no effect: admin.listen is off"),
+        (Some(Some(address)), Some(None), Some(Some(_))) if !address.ip().to_canonical().is_loopback() => {
+            report.warn("admin.tls", "is left out: the admin token is sent in plain text to where others may listen");
+        }
+        _ => {}
+    }
 }
 
 /// The outer `None`: there are faults. The inner: connections grow as old as they like.

@@ -51,6 +51,14 @@ impl Config {
         self.at("/static_resources/clusters").as_array_mut().unwrap().push(cluster);
     }
 
+    /// Connects to the limiters as docs/tls.md shows it, with certificates in another folder.
+    pub fn connect_by_tls(&mut self, folder: &Path) {
+        let text = std::fs::read_to_string(repository().join("docs/tls.md")).unwrap();
+        let shown = text.split("```yaml\n# envoy: in the cluster\n").nth(1).unwrap().split("```").next().unwrap();
+        let block: Value = serde_yaml::from_str(&shown.replace("/etc/envoy/tls", folder.to_str().unwrap())).unwrap();
+        self.limiter()["transport_socket"] = block["transport_socket"].clone();
+    }
+
     fn route_to_upstream(&mut self) {
         for route in self.connection_manager()["route_config"]["virtual_hosts"][0]["routes"].as_array_mut().unwrap() {
             let fields = route.as_object_mut().unwrap();

@@ -12,6 +12,9 @@ mod eventually;
 #[path = "../../it/support/redis.rs"]
 pub mod redis;
 pub mod service;
+#[allow(dead_code, reason = "shared with tests/it, which uses more of it")]
+#[path = "../../it/support/tls.rs"]
+pub mod tls;
 pub mod token;
 pub mod upstream;
 

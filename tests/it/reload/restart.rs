@@ -27,6 +27,8 @@ fn each_key_that_takes_a_restart_is_named_and_no_other() {
     let cases: Vec<(String, String, &[&str])> = vec![
         (String::new(), "listen: 127.0.0.1:1".into(), &["listen"]),
         (String::new(), "admin: {listen: off}".into(), &["admin.listen"]),
+        (String::new(), "tls: {cert: a, key: b}".into(), &["tls"]),
+        (String::new(), "admin: {tls: {cert: a, key: b}}".into(), &["admin.tls"]),
         (String::new(), "key_prefix: 'x:'".into(), &["key_prefix"]),
         (String::new(), "memory: {capacity: 1}".into(), &["memory.capacity"]),
         (String::new(), "deny_cache: {size: 1}".into(), &["deny_cache.size"]),
@@ -56,6 +58,7 @@ fn each_key_that_takes_a_restart_is_named_and_no_other() {
         (sentinel("'redis://a:1'", ""), sentinel("'redis://a:1', 'redis://b:1'", ""), &["redis.urls"]),
         (sentinel("'redis://a:1'", ""), sentinel("'redis://a:1'", ", database: 1"), &["redis.database"]),
         // What may change while the process runs.
+        ("tls: {cert: a, key: b}".into(), "tls: {cert: c, key: d, client_ca: e}".into(), &[]),
         (redis(""), redis(", username: alice"), &[]),
         (redis(""), "redis: {urls: ['redis://alice:secret@h:1/0']}".into(), &[]),
         (sentinel("'redis://:x@a:1'", ""), sentinel("'redis://:y@a:1'", ", username: alice"), &[]),

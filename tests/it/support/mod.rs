@@ -8,6 +8,7 @@ mod eventually;
 pub mod redis;
 pub mod sentinel;
 pub mod service;
+pub mod tls;
 
 pub use self::eventually::eventually;
 use self::redis::Server;
