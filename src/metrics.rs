@@ -8,11 +8,13 @@ mod asked;
 mod audit;
 pub mod catalogue;
 mod histogram;
+mod jwt;
 mod reloads;
 
 pub use asked::Values;
 pub use audit::Audit;
 pub use histogram::BOUNDS;
+pub use jwt::Jwt;
 pub use reloads::Reloads;
 
 use asked::Asked;
@@ -106,6 +108,40 @@ label! {
     AuditSink: Stdout = "stdout", File = "file", RedisStream = "redis_stream"
 }
 
+label! {
+    /// What came of a request's token, where tokens are verified here.
+    JwtVerdict:
+    Verified = "verified",
+    /// Verified before, and still good.
+    Cached = "cached",
+    /// There is none.
+    Missing = "missing",
+    Malformed = "malformed",
+    TooLong = "too_long",
+    /// An algorithm that is not allowed, such as `none`, or not for that key; or a header that must be understood.
+    Unsupported = "unsupported",
+    UnknownKey = "unknown_key",
+    BadSignature = "bad_signature",
+    Expired = "expired",
+    NotYetValid = "not_yet_valid",
+    /// It does not say until when it is good.
+    NoExpiry = "no_expiry",
+    WrongIssuer = "wrong_issuer",
+    WrongAudience = "wrong_audience"
+}
+
+label! {
+    /// What came of an attempt to fetch the keys that verify tokens.
+    JwksRefresh:
+    Success = "success",
+    /// No connection, no TLS, or no whole answer in time.
+    Unreachable = "unreachable",
+    /// Answered with another status than 200.
+    BadStatus = "bad_status",
+    /// Answered with something else than keys, or with too much.
+    BadBody = "bad_body"
+}
+
 type Labels<const N: usize> = [(&'static str, Cow<'static, str>); N];
 type Counters<const N: usize> = Series<Labels<N>, Counter>;
 
@@ -127,6 +163,8 @@ pub struct Metrics {
     pub audit: Audit,
     /// What becomes of spans.
     pub traces: TraceCounters,
+    /// What becomes of tokens.
+    pub jwt: Jwt,
 }
 
 /// What became of spans.
@@ -183,6 +221,7 @@ impl Metrics {
         register(&mut registry, catalogue::ABANDONED_CHECKS, abandoned.clone());
         let traces = TraceCounters::default();
         traces.register(&mut registry);
+        let jwt = Jwt::register(&mut registry);
         let metrics = Self {
             registry: Mutex::new(registry),
             checks,
@@ -192,6 +231,7 @@ impl Metrics {
             reloads,
             audit,
             traces,
+            jwt,
             check_duration: Arc::default(),
             store_duration: Arc::default(),
             in_flight: Arc::default(),

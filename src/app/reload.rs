@@ -209,7 +209,9 @@ impl Reloader {
             redis.sign_in_as(&servers.topology);
         }
         self.parts.access.set_token(config.settings.admin_token.as_ref().map(Token::bytes));
-        self.parts.limiter.replace(config.policy);
+        let (snapshot, limiter) = (self.parts.limiter.snapshot(), &self.parts.limiter);
+        let jwt = super::jwt::verifier(config.settings.jwt.as_ref(), snapshot.jwt(), limiter.metrics());
+        limiter.replace_with(config.policy, jwt);
         if let Some(deny_cache) = &self.parts.deny_cache {
             deny_cache.clear();
         }

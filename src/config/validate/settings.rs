@@ -61,6 +61,8 @@ pub(super) fn settings(
         log: log?,
         audit: audit?,
         traces: traces?,
+        // It goes with the sources of identities.
+        jwt: None,
     })
 }
 
