@@ -79,12 +79,11 @@ impl JwksUrl {
     /// `None`: it is none, or holds a user or a password, which would be logged.
     pub fn parse(text: &str) -> Option<Self> {
         let uri: Uri = text.parse().ok()?;
-        let sound = matches!(uri.scheme_str(), Some("http" | "https"))
-            && uri.host().is_some_and(|host| !host.is_empty())
-            && uri.authority().is_some_and(|authority| !authority.as_str().ends_with(':'))
-            && uri.port_u16() != Some(0)
-            && !text.contains(['@', '#']);
-        sound.then_some(Self(uri))
+        let host = uri.host().filter(|host| !host.is_empty())?;
+        let bare = uri.authority().is_some_and(|authority| authority.as_str() == host);
+        let port = bare || uri.port_u16().is_some_and(|port| port > 0);
+        let http = matches!(uri.scheme_str(), Some("http" | "https"));
+        (http && port && !text.contains(['@', '#'])).then_some(Self(uri))
     }
 
     pub fn is_tls(&self) -> bool {
@@ -186,9 +185,9 @@ impl Verifier {
         self.keys.current().set.len()
     }
 
-    /// How long ago the keys were read, or since when they are asked for in vain.
-    pub fn key_age(&self) -> Duration {
-        self.keys.age()
+    /// How long ago the keys were fetched, or since when they are asked for in vain; `None` where they are given.
+    pub fn key_age(&self) -> Option<Duration> {
+        matches!(self.settings.keys, KeySource::Url { .. }).then(|| self.keys.age())
     }
 
     /// Tokens that are remembered: good ones, and bad ones.
@@ -267,4 +266,64 @@ fn token_of<'v>(value: &'v [u8], header: &str) -> Option<&'v [u8]> {
         _ => value,
     };
     (!bare.is_empty()).then_some(bare)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+    use super::*;
+
+    #[test]
+    fn an_address_of_keys_is_a_scheme_a_host_and_perhaps_a_port() {
+        for (good, host, port) in [
+            ("https://issuer.example/.well-known/jwks.json", "issuer.example", 443),
+            ("http://h", "h", 80),
+            ("https://h:8443/keys?tenant=1", "h", 8443),
+            ("http://[::1]:8080/", "::1", 8080),
+            ("HTTPS://H/", "H", 443),
+        ] {
+            assert_eq!(JwksUrl::parse(good).unwrap().place(), (host, port), "{good}");
+        }
+        for bad in [
+            "",
+            "h",
+            "h/keys",
+            "/keys",
+            "ftp://h/",
+            "https://",
+            "https:///keys",
+            "https://:443/",
+            "https://h:/",
+            "https://h:0/",
+        ] {
+            assert_eq!(JwksUrl::parse(bad), None, "{bad}");
+        }
+        for bad in
+            ["https://u:hunter2@h/", "https://u@h/", "https://h:65536/", "https://h/#x", "https://a b/", "https://h\n/"]
+        {
+            assert_eq!(JwksUrl::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_token_stands_behind_its_scheme_and_elsewhere_it_may() {
+        let of = |value: &'static str, header| {
+            token_of(value.as_bytes(), header).map(|token| str::from_utf8(token).unwrap())
+        };
+        for value in ["Bearer a.b.c", "bearer a.b.c", "BEARER   a.b.c ", " Bearer a.b.c"] {
+            assert_eq!(of(value, "authorization"), Some("a.b.c"), "{value:?}");
+            assert_eq!(of(value, "x-jwt"), Some("a.b.c"), "{value:?}");
+        }
+        assert_eq!((of("a.b.c", "authorization"), of("a.b.c", "x-jwt")), (None, Some("a.b.c")));
+        for none in ["", " ", "Bearer", "Bearer ", "Basic a.b.c", "Bearera.b.c"] {
+            assert_eq!(of(none, "authorization"), None, "{none:?}");
+        }
+    }
+
+    #[test]
+    fn neither_secrets_nor_keys_are_shown() {
+        let secret = KeySource::Secret(Text(b"hunter2"[..].into()));
+        assert!(!format!("{secret:?} {:?}", KeySet::of_secret(b"hunter2")).contains("hunter2"));
+        assert!(!format!("{:?}", KeySet::of_secret(&[77; 32])).contains("77"));
+    }
 }

@@ -27,12 +27,12 @@ pub(super) fn verifier(
 pub(super) fn watch(limiter: &Arc<Limiter>) {
     let of = Arc::downgrade(limiter);
     let now = move || of.upgrade().and_then(|limiter| limiter.snapshot().jwt().cloned());
-    for (family, value) in [
-        (catalogue::JWKS_KEYS, (|jwt| jwt.key_count() as f64) as fn(&Verifier) -> f64),
-        (catalogue::JWKS_AGE, |jwt| jwt.key_age().as_secs_f64()),
-    ] {
+    let count: fn(&Verifier) -> Option<f64> = |jwt| Some(jwt.key_count() as f64);
+    let age: fn(&Verifier) -> Option<f64> = |jwt| jwt.key_age().map(|age| age.as_secs_f64());
+    for (family, value) in [(catalogue::JWKS_KEYS, count), (catalogue::JWKS_AGE, age)] {
         let now = now.clone();
-        limiter.metrics().watch_each(family, move || now().map(|jwt| ("".into(), value(&jwt))).into_iter().collect());
+        let told = move || now().and_then(|jwt| value(&jwt)).map(|value| ("".into(), value)).into_iter().collect();
+        limiter.metrics().watch_each(family, told);
     }
     limiter.metrics().watch_each(catalogue::JWT_CACHE_SIZE, move || {
         let sizes = now().map(|jwt| jwt.remembered());

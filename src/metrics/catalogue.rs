@@ -174,7 +174,7 @@ catalogue! {
             .by(&[("result", "success, unreachable, bad_status, bad_body")]);
         JWKS_KEYS = gauge("jwks_keys", "keys", "Keys at hand that verify tokens").with("identity.jwt");
         JWKS_AGE = gauge("jwks_age_seconds", "seconds",
-            "Since the keys were last read, or since they are asked for in vain").with("identity.jwt");
+            "Since the keys were last fetched, or since they are asked for in vain").with("identity.jwt.jwks_url");
         JWT_CACHE_SIZE = gauge("jwt_cache_size", "tokens",
             "Tokens of which it is remembered, by digest, what came of them").by(&[("kind", "verified, refused")]).with("identity.jwt");
     }

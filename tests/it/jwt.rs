@@ -263,7 +263,9 @@ fn what_is_wrong_with_the_files_is_told_with_their_names() {
     };
     let file = tempfile::NamedTempFile::new().unwrap();
     let told = |config: String| started(&config, file.path());
-    assert!(told(config("jwks_file: /nowhere/at/all", "")).contains("identity.jwt.jwks_file: \"/nowhere/at/all\" cannot"));
+    assert!(
+        told(config("jwks_file: /nowhere/at/all", "")).contains("identity.jwt.jwks_file: \"/nowhere/at/all\" cannot")
+    );
     assert!(told(config(&keys.under("jwks_file"), "")).contains("holds no key that verifies signatures"));
     let ca = format!(", ca_file: {}", keys.path().display());
     assert!(told(config("jwks_url: https://h", &ca)).contains("identity.jwt.ca_file: "));
