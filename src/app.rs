@@ -1,6 +1,7 @@
 //! The composition root: puts the parts together, runs them, and takes them down in order.
 
 mod errands;
+mod jwt;
 mod log;
 mod operations;
 mod readiness;
@@ -145,7 +146,8 @@ fn limiter(policy: Policy, store: Arc<dyn Store>, redis: Option<Arc<RedisStore>>
         let settings = KeyMemorySettings { size, max_age, timeout: servers.limits.timeout };
         KeyMemory::new(redis, &policy.key_prefix, &policy.tiers, settings)
     });
-    let limiter = Limiter::new(policy, store).with_fallback(steady.clone(), settings.memory_capacity);
+    let limiter = Limiter::verifying(policy, store, |metrics| jwt::verifier(settings.jwt.as_ref(), None, metrics));
+    let limiter = limiter.with_fallback(steady.clone(), settings.memory_capacity);
     let limiter = if settings.dedupe { limiter.deduping(steady) } else { limiter };
     match keys {
         Some(keys) => limiter.with_keys(keys),

@@ -13,6 +13,7 @@ mod scan;
 pub use explain::explain;
 
 use crate::audit::{Audit, Excerpt};
+use crate::jwt::Verified;
 use crate::limiter::{Checked, Limiter};
 use crate::policy;
 use crate::policy::identity::Sources;
@@ -59,7 +60,12 @@ impl Authorization for Service {
         // Kept to the end: a policy that replaces it meanwhile is for checks that begin after that.
         let snapshot = self.limiter.snapshot();
         let (grpc, excerpt, span, answer) = {
-            let request = request::read(&check);
+            let read = request::read(&check);
+            let verified = snapshot.verify(&read);
+            if let Some(verified) = &verified {
+                self.limiter.metrics().jwt.verified(verified.verdict);
+            }
+            let request = policy::request::Request { claims: verified.as_ref().and_then(Verified::claims), ..read };
             let excerpt = self.audit.as_ref().map(|_| Excerpt::of(&request));
             let span = self.tracer.as_ref().and_then(|tracer| tracer.begin(parent(&metadata, &request)));
             (request.is_grpc(), excerpt, span, self.limiter.check(&snapshot, &request))

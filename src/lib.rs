@@ -12,6 +12,7 @@ pub mod recent;
 pub mod store;
 
 pub mod audit;
+pub mod jwt;
 
 pub mod limiter;
 pub mod trace;

@@ -12,9 +12,11 @@ mod outage;
 use crate::bucket::{Charge, Level, Source, Taken};
 use crate::clock::{Clock, SteadyClock, Stopwatch};
 use crate::complaint::Complaint;
+use crate::jwt::{Verified, Verifier};
 use crate::metrics::{self, Metrics, TierSeries};
 use crate::policy::api_key::{ApiKey, Digest};
 use crate::policy::decision::{Decision, Unavailable, decide};
+use crate::policy::identity::UserFrom;
 use crate::policy::request::Request;
 use crate::policy::route::Oddity;
 use crate::policy::{Draft, Plan, Policy, Step, TierFrom};
@@ -51,12 +53,23 @@ pub struct Snapshot {
     /// How many policies were in force before.
     generation: Generation,
     tiers: TierSeries,
+    jwt: Option<Arc<Verifier>>,
 }
 
 impl Snapshot {
-    fn new(policy: Policy, generation: Generation, metrics: &Metrics) -> Self {
+    fn new(policy: Policy, jwt: Option<Arc<Verifier>>, generation: Generation, metrics: &Metrics) -> Self {
         let tiers = metrics.tiers(policy.tiers.iter().map(|tier| tier.name.as_str()));
-        Self { policy, generation, tiers }
+        Self { policy, generation, tiers, jwt }
+    }
+
+    /// What verifies tokens, if anything does.
+    pub fn jwt(&self) -> Option<&Arc<Verifier>> {
+        self.jwt.as_ref()
+    }
+
+    /// What came of a request's token, where tokens are verified.
+    pub fn verify(&self, request: &Request<'_>) -> Option<Verified> {
+        self.jwt.as_ref().map(|jwt| jwt.verify(request))
     }
 
     pub fn policy(&self) -> &Policy {
@@ -93,6 +106,8 @@ pub struct Explained<'s> {
     pub found: Result<Option<Taken>, String>,
     /// What said which tier the caller is of.
     pub tier_from: TierFrom,
+    /// What said who the user is.
+    pub user_from: Option<UserFrom>,
 }
 
 /// A call to the store.
@@ -103,11 +118,21 @@ pub struct Asked {
 }
 
 impl Limiter {
+    /// One that verifies no tokens.
     pub fn new(policy: Policy, store: Arc<dyn Store>) -> Self {
+        Self::verifying(policy, store, |_| None)
+    }
+
+    /// With what `jwt` gives to verify tokens for the policy.
+    pub fn verifying(
+        policy: Policy,
+        store: Arc<dyn Store>,
+        jwt: impl FnOnce(&Metrics) -> Option<Arc<Verifier>>,
+    ) -> Self {
         let fallback = Fallback::new(Arc::new(SteadyClock::default()), FALLBACK_CAPACITY);
         let metrics = Arc::new(Metrics::new());
         metrics.store_may_fail(StoreError::KINDS);
-        let snapshot = ArcSwap::from_pointee(Snapshot::new(policy, 0, &metrics));
+        let snapshot = ArcSwap::from_pointee(Snapshot::new(policy, jwt(&metrics), 0, &metrics));
         Self { snapshot, store, metrics, dedupe: None, fallback, keys: None, oddities: Complaint::default() }
     }
 
@@ -163,13 +188,19 @@ impl Limiter {
 
     /// Has checks that begin from now on follow another policy.
     ///
-    /// Its key prefix must be the same. For one caller at a time.
+    /// Its key prefix must be the same. Tokens are verified as before. For one caller at a time.
     pub fn replace(&self, policy: Policy) {
+        let jwt = self.snapshot.load().jwt.clone();
+        self.replace_with(policy, jwt);
+    }
+
+    /// As [`Limiter::replace`], with `jwt` to verify tokens from then on.
+    pub fn replace_with(&self, policy: Policy, jwt: Option<Arc<Verifier>>) {
         let generation = self.snapshot.load().generation + 1;
         if let Some(keys) = &self.keys {
             keys.follow(generation, &policy.tiers);
         }
-        self.snapshot.store(Arc::new(Snapshot::new(policy, generation, &self.metrics)));
+        self.snapshot.store(Arc::new(Snapshot::new(policy, jwt, generation, &self.metrics)));
     }
 
     /// Charges one request and says what came of it. Never fails: what a failed store means is the policy's to say.
@@ -268,6 +299,7 @@ impl Limiter {
     ) -> impl Future<Output = Explained<'s>> + Send + use<'s> {
         let draft = snapshot.policy.draft(request);
         let why = snapshot.policy.why(&draft, request);
+        let user_from = snapshot.policy.user_from(&draft, request);
         async move {
             let (key, _) = self.look_up(snapshot, &draft).await;
             let tier_from = why.tier_from(draft.api_key(key.as_deref()));
@@ -280,7 +312,7 @@ impl Limiter {
                     decide(&plan, Err(Unavailable { error: error.kind(), local: local.as_ref() }))
                 }
             };
-            Explained { plan, decision, found: found.map_err(|error| error.to_string()), tier_from }
+            Explained { plan, decision, found: found.map_err(|error| error.to_string()), tier_from, user_from }
         }
     }
 

@@ -8,12 +8,14 @@ mod asked;
 mod audit;
 pub mod catalogue;
 mod histogram;
+mod jwt;
 mod reloads;
 mod tls;
 
 pub use asked::Values;
 pub use audit::Audit;
 pub use histogram::BOUNDS;
+pub use jwt::Jwt;
 pub use reloads::Reloads;
 pub use tls::{HandshakeCounters, Tls};
 
@@ -135,6 +137,40 @@ label! {
     Protocol = "protocol"
 }
 
+label! {
+    /// What came of a request's token, where tokens are verified here.
+    JwtVerdict:
+    Verified = "verified",
+    /// Verified before, and still good.
+    Cached = "cached",
+    /// There is none.
+    Missing = "missing",
+    Malformed = "malformed",
+    TooLong = "too_long",
+    /// An algorithm that is not allowed, such as `none`, or not for that key; or a header that must be understood.
+    Unsupported = "unsupported",
+    UnknownKey = "unknown_key",
+    BadSignature = "bad_signature",
+    Expired = "expired",
+    NotYetValid = "not_yet_valid",
+    /// It does not say until when it is good.
+    NoExpiry = "no_expiry",
+    WrongIssuer = "wrong_issuer",
+    WrongAudience = "wrong_audience"
+}
+
+label! {
+    /// What came of an attempt to fetch the keys that verify tokens.
+    JwksRefresh:
+    Success = "success",
+    /// No connection, no TLS, or no whole answer in time.
+    Unreachable = "unreachable",
+    /// Answered with another status than 200.
+    BadStatus = "bad_status",
+    /// Answered with something else than keys, or with too much.
+    BadBody = "bad_body"
+}
+
 type Labels<const N: usize> = [(&'static str, Cow<'static, str>); N];
 type Counters<const N: usize> = Series<Labels<N>, Counter>;
 
@@ -158,6 +194,8 @@ pub struct Metrics {
     pub tls: Tls,
     /// What becomes of spans.
     pub traces: TraceCounters,
+    /// What becomes of tokens.
+    pub jwt: Jwt,
 }
 
 /// What became of spans.
@@ -215,6 +253,7 @@ impl Metrics {
         let tls = Tls::register(&mut registry);
         let traces = TraceCounters::default();
         traces.register(&mut registry);
+        let jwt = Jwt::register(&mut registry);
         let metrics = Self {
             registry: Mutex::new(registry),
             checks,
@@ -225,6 +264,7 @@ impl Metrics {
             audit,
             tls,
             traces,
+            jwt,
             check_duration: Arc::default(),
             store_duration: Arc::default(),
             in_flight: Arc::default(),

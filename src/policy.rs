@@ -5,6 +5,7 @@
 //! metric. Knows no YAML, protobuf, Redis or header names of answers.
 
 pub mod api_key;
+pub mod claims;
 pub mod client_ip;
 pub mod decision;
 pub mod identity;
@@ -17,7 +18,7 @@ pub mod tier;
 use crate::bucket::{Charge, Charges, Dimension, Key};
 use api_key::{ApiKey, ApiKeys, Digest};
 use decision::{Answers, FailurePolicy, Mode};
-use identity::{Caller, Sources};
+use identity::{Caller, Sources, UserFrom};
 use limits::{Limits, User, Users};
 use request::Request;
 use route::{Oddity, Route, Rule};
@@ -137,6 +138,8 @@ pub enum TierFrom {
     /// What the configuration says of the user.
     User,
     Metadata,
+    /// A claim of a token that was verified here.
+    Jwt,
     Header,
     /// What the operator says of the API key.
     ApiKey,
@@ -220,6 +223,11 @@ impl Policy {
         } else {
             self.tiers.why(&self.sources.tier, request)
         }
+    }
+
+    /// Where the caller's user id was read, for people who ask. `draft` is that of the same request.
+    pub fn user_from(&self, draft: &Draft<'_>, request: &Request<'_>) -> Option<UserFrom> {
+        draft.caller.user.as_ref().and_then(|_| self.sources.user_from(request))
     }
 
     /// The rule's, else the tier's, else the whole policy's.

@@ -216,7 +216,9 @@ impl Reloader {
         change_tls("tls", self.parts.tls.as_ref(), config.settings.tls.as_ref());
         change_tls("admin.tls", self.parts.admin_tls.as_ref(), config.settings.admin_tls.as_ref());
         self.parts.access.set_token(config.settings.admin_token.as_ref().map(Token::bytes));
-        self.parts.limiter.replace(config.policy);
+        let (snapshot, limiter) = (self.parts.limiter.snapshot(), &self.parts.limiter);
+        let jwt = super::jwt::verifier(config.settings.jwt.as_ref(), snapshot.jwt(), limiter.metrics());
+        limiter.replace_with(config.policy, jwt);
         if let Some(deny_cache) = &self.parts.deny_cache {
             deny_cache.clear();
         }

@@ -39,6 +39,7 @@ pub(super) fn watch(
         of(catalogue::DENY_CACHE_HITS, limiter, deny_cache, |cache| cache.hits());
         of(catalogue::DENY_CACHE_SIZE, limiter, deny_cache, |cache| cache.len() as u64);
     }
+    super::jwt::watch(limiter);
     if let Some(keys) = limiter.keys() {
         for (family, value) in [
             (catalogue::KEY_METADATA_HITS, KeyMemory::hits as fn(&KeyMemory) -> u64),

@@ -30,6 +30,9 @@ pub(super) fn run(explain: Explain) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let told = runtime.block_on(async {
         let limiter = app::limiter_of(config);
+        if let Some(jwt) = limiter.snapshot().jwt() {
+            jwt.keys_tried().await;
+        }
         ext_authz::explain(&limiter, &check).await
     });
     print(&format!("{told:#}\n"))

@@ -36,6 +36,8 @@ pub fn restart_only(old: &Settings, old_prefix: &str, new: &Settings, new_prefix
         log,
         audit,
         traces,
+        // Followed, as the sources of identities are.
+        jwt: _,
     } = old;
     let mut changes = Changes::default();
     changes.add("listen", *listen != new.listen);

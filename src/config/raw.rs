@@ -358,6 +358,69 @@ pub(super) struct Identity {
     /// under that of then, in `api_keys` and in Redis. Better given in TIDEGATE_KEY_PEPPER_PREVIOUS or
     /// TIDEGATE_KEY_PEPPER_PREVIOUS_FILE.
     pub(super) key_pepper_previous: Option<Secret>,
+    /// Which bearer tokens are verified here, so that `user` and `tier` may read them as `{jwt: sub}`. For gateways where
+    /// Envoy's jwt_authn runs after tidegate is asked, or not at all: see docs/jwt.md. Left out: no token is looked at.
+    pub(super) jwt: Option<Jwt>,
+}
+
+/// Which bearer tokens (JWT) are believed. Exactly one of `jwks_file`, `jwks_url` and `secret_file`. Who has no good token
+/// has no claims, and so is limited as one of the default tier; nobody is refused for it.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Jwt {
+    /// A file with the issuer's public keys, a JSON Web Key Set. Read again when it changes.
+    pub(super) jwks_file: Option<String>,
+    /// Where the issuer publishes them: `https://host/path`, or `http://host/path`. Fetched in the background: what was
+    /// fetched last stays in force while it is away.
+    pub(super) jwks_url: Option<String>,
+    /// How often `jwks_url` is fetched, 1s to 24h; a token with a key that is not known has it fetched at once. Default:
+    /// 5m.
+    pub(super) jwks_refresh: Option<Span>,
+    /// Roots in PEM that the certificate of `jwks_url` must lead to. Default: Mozilla's, as built in.
+    pub(super) ca_file: Option<String>,
+    /// A file with a secret of 32 bytes or more that the issuer shares, for HS256; a line end at its end is no part of it.
+    pub(super) secret_file: Option<String>,
+    /// What tokens state as `iss`. Needed.
+    pub(super) issuer: Option<String>,
+    /// What tokens state as `aud`: one of these. Needed; `[]` believes tokens for anybody.
+    pub(super) audiences: Option<List<String>>,
+    /// The header with the token, in lower case; `Bearer ` before it is left out. Default: authorization.
+    pub(super) header: Option<String>,
+    /// How far the issuer's clock may be from this one, for `exp` and `nbf`: up to 5m. Default: 60s.
+    pub(super) leeway: Option<Span>,
+    /// Tokens at most that are remembered by a digest, good ones until they expire and as many bad ones for a minute:
+    /// 1 to 1000000. Default: 10000.
+    pub(super) cache_size: Option<u64>,
+}
+
+/// A claim of a verified token: its name, such as `sub`, or the names that lead to it, such as `[realm, sub]`.
+#[derive(Debug, JsonSchema)]
+#[schemars(untagged)]
+pub(super) enum Claim {
+    Name(String),
+    Path(List<String>),
+}
+
+impl<'de> Deserialize<'de> for Claim {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NameOrPath;
+        impl<'de> serde::de::Visitor<'de> for NameOrPath {
+            type Value = Claim;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a claim, or the list of names that lead to it")
+            }
+
+            fn visit_str<E>(self, name: &str) -> Result<Claim, E> {
+                Ok(Claim::Name(name.to_owned()))
+            }
+
+            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, names: A) -> Result<Claim, A::Error> {
+                List::deserialize(serde::de::value::SeqAccessDeserializer::new(names)).map(Claim::Path)
+            }
+        }
+        deserializer.deserialize_any(NameOrPath)
+    }
 }
 
 /// A scalar in Envoy's dynamic metadata.
@@ -374,6 +437,8 @@ pub(super) struct Metadata {
 #[serde(rename_all = "snake_case")]
 pub(super) enum UserSource {
     Metadata(Metadata),
+    /// A claim of a token that `identity.jwt` verifies.
+    Jwt(Claim),
     /// The identity in the client's verified certificate.
     Principal,
     /// A header, in lower case. The client writes it unless Envoy overwrites it.
@@ -393,6 +458,8 @@ pub(super) enum KeySource {
 #[serde(rename_all = "snake_case")]
 pub(super) enum TierSource {
     Metadata(Metadata),
+    /// A claim of a token that `identity.jwt` verifies.
+    Jwt(Claim),
     /// What `api_keys` says of the caller's key.
     ApiKey,
     /// A header, in lower case. The client writes it unless Envoy overwrites it.

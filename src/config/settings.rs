@@ -1,6 +1,7 @@
 //! What the process is built from: addresses, stores, times. A change here needs a restart.
 
 use crate::audit;
+use crate::jwt;
 use crate::server::Listen;
 use crate::server::tls::Tls;
 use crate::store::redis::{CallLimits, Topology};
@@ -44,6 +45,8 @@ pub struct Settings {
     pub audit: Option<audit::Settings>,
     /// `None`: no check is traced.
     pub traces: Option<Traces>,
+    /// `None`: no token is verified here.
+    pub jwt: Option<jwt::Settings>,
 }
 
 /// A secret that lets its bearer in.

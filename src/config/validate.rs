@@ -7,6 +7,7 @@ mod audit;
 mod callers;
 mod failure;
 mod identity;
+mod jwt;
 mod redis;
 mod rules;
 mod settings;
@@ -30,6 +31,7 @@ pub(super) fn validate(raw: Raw, overrides: &Overrides, report: &mut Report) -> 
     let key_prefix = key_prefix(raw.key_prefix.as_deref(), report);
     let settings = settings::settings(&raw, key_prefix.as_deref(), overrides, report);
     let sources = identity::sources(raw.identity.as_ref(), base.identity.as_ref(), overrides, report);
+    let jwt = jwt::jwt(raw.identity.as_ref(), sources.as_ref(), overrides.files, report);
     let failure = Failure::read(&raw, report);
     let tiers = tiers::tiers(&raw, &base, &failure, report);
     let api_keys = callers::api_keys(raw.api_keys.as_ref(), &tiers, report);
@@ -52,7 +54,7 @@ pub(super) fn validate(raw: Raw, overrides: &Overrides, report: &mut Report) -> 
         on_store_error: failure.global(),
         answers: answers(&raw, report),
     };
-    Some((policy, settings?))
+    Some((policy, Settings { jwt: jwt?, ..settings? }))
 }
 
 /// A filter for logs, given at `path`.

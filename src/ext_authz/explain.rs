@@ -4,9 +4,12 @@ use super::proto::check_response::HttpResponse;
 use super::proto::{CheckRequest, CheckResponse, HeaderValueOption};
 use super::{key_headers, request, response};
 use crate::bucket::{Charge, Level, Taken};
+use crate::jwt::Verified;
 use crate::limiter::{Explained, Limiter, counted_as};
 use crate::policy::TierFrom;
 use crate::policy::decision::{Decision, Outcome};
+use crate::policy::identity::UserFrom;
+use crate::policy::request::Request;
 use serde_json::{Map, Value, json};
 use tonic::{Code, Status};
 
@@ -16,11 +19,14 @@ use tonic::{Code, Status};
 /// client wrote is repeated.
 pub async fn explain(limiter: &Limiter, check: &CheckRequest) -> Value {
     let snapshot = limiter.snapshot();
-    let (grpc, explained) = {
-        let request = request::read(check);
-        (request.is_grpc(), limiter.explain(&snapshot, &request))
+    let (grpc, verdict, explained) = {
+        let read = request::read(check);
+        let verified = snapshot.verify(&read);
+        let verdict = verified.as_ref().map(|verified| verified.verdict.word());
+        let request = Request { claims: verified.as_ref().and_then(Verified::claims), ..read };
+        (request.is_grpc(), verdict, limiter.explain(&snapshot, &request))
     };
-    let Explained { plan, decision, found, tier_from } = explained.await;
+    let Explained { plan, decision, found, tier_from, user_from } = explained.await;
     let (answers, sources) = (&snapshot.policy().answers, &snapshot.policy().sources);
     let wording = response::Wording { answers, digester: &sources.digester, key_headers: key_headers(sources), grpc };
     let answer = response::write(&plan, &decision, wording);
@@ -35,6 +41,10 @@ pub async fn explain(limiter: &Limiter, check: &CheckRequest) -> Value {
     let ip = plan.caller.ip.as_ref().map(ToString::to_string);
     let key = plan.caller.key.map(|digest| digest.to_string());
     tell("caller", json!({"user": plan.caller.user, "key": key, "key_name": plan.key_name.as_deref(), "ip": ip}));
+    tell("user_from", user_from.map(user_source).into());
+    if let Some(verdict) = verdict {
+        tell("jwt", verdict.into());
+    }
     tell("tier", plan.tier.into());
     tell("tier_from", source_of(tier_from).into());
     tell("rule", plan.rule.into());
@@ -52,11 +62,21 @@ pub async fn explain(limiter: &Limiter, check: &CheckRequest) -> Value {
     told.into()
 }
 
+fn user_source(user_from: UserFrom) -> &'static str {
+    match user_from {
+        UserFrom::Metadata => "metadata",
+        UserFrom::Jwt => "jwt",
+        UserFrom::Principal => "principal",
+        UserFrom::Header => "header",
+    }
+}
+
 fn source_of(tier_from: TierFrom) -> &'static str {
     match tier_from {
         TierFrom::Rule => "rule",
         TierFrom::User => "users",
         TierFrom::Metadata => "metadata",
+        TierFrom::Jwt => "jwt",
         TierFrom::Header => "header",
         TierFrom::ApiKey => "api_key",
         TierFrom::Default => "default_tier",

@@ -173,6 +173,21 @@ catalogue! {
         TLS_CERTIFICATE_EXPIRY = gauge("tls_certificate_expiry_timestamp_seconds", "seconds",
             "When the certificate that is shown to clients expires, in seconds since 1970").by(&[LISTENER]).with("tls");
     }
+    "Tokens": {
+        JWT_VERIFICATIONS = counter("jwt_verifications", "checks",
+            "Checks by what came of their token, with identity.jwt; all but the first two have no claims").by(&[(
+            "result",
+            "verified, cached, missing, malformed, too_long, unsupported, unknown_key, bad_signature, expired, \
+             not_yet_valid, no_expiry, wrong_issuer, wrong_audience",
+        )]);
+        JWKS_REFRESHES = counter("jwks_refreshes", "fetches", "Attempts to fetch the keys that verify tokens, by what came of them")
+            .by(&[("result", "success, unreachable, bad_status, bad_body")]);
+        JWKS_KEYS = gauge("jwks_keys", "keys", "Keys at hand that verify tokens").with("identity.jwt");
+        JWKS_AGE = gauge("jwks_age_seconds", "seconds",
+            "Since the keys were last fetched, or since they are asked for in vain").with("identity.jwt.jwks_url");
+        JWT_CACHE_SIZE = gauge("jwt_cache_size", "tokens",
+            "Tokens of which it is remembered, by digest, what came of them").by(&[("kind", "verified, refused")]).with("identity.jwt");
+    }
     "Audit": {
         AUDIT_EVENTS = counter("audit_events", "events", "What happened and is to be audited, before folding")
             .by(&[("event", "see docs/audit.md")]);

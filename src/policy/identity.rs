@@ -3,6 +3,7 @@
 //! Gives identities; knows nothing of limits. What may be trusted is the operator's choice of sources.
 
 use super::api_key::{Digest, Digester};
+use super::claims::ClaimPath;
 use super::client_ip::{AddressSource, ClientAddress, Prefixes};
 use super::request::Request;
 use super::tier::TierSource;
@@ -39,10 +40,21 @@ impl MetadataPath {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UserSource {
     Metadata(MetadataPath),
+    /// A claim of a token that was verified here.
+    Jwt(ClaimPath),
     /// The identity in the client's certificate.
     Principal,
     /// A header, which the client writes unless Envoy overwrites it.
     Header(String),
+}
+
+/// What kind of source named the user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UserFrom {
+    Metadata,
+    Jwt,
+    Principal,
+    Header,
 }
 
 /// Where the API key is read.
@@ -121,10 +133,31 @@ impl Sources {
 
     /// The first source that names someone; an id that is there but empty counts only where no other is found.
     fn user(&self, request: &Request<'_>) -> Option<String> {
-        let mut named = self.user.iter().filter_map(|source| source.read(request));
+        self.named(request).map(|(_, id)| stored_user(&id).into_owned())
+    }
+
+    /// What kind of source that was.
+    pub(super) fn user_from(&self, request: &Request<'_>) -> Option<UserFrom> {
+        self.named(request).map(|(source, _)| source.kind())
+    }
+
+    fn named<'s, 'a>(&'s self, request: &Request<'a>) -> Option<(&'s UserSource, Cow<'a, [u8]>)> {
+        let mut named = self.user.iter().filter_map(|source| Some((source, source.read(request)?)));
         let first = named.next()?;
-        let chosen = if first.is_empty() { named.find(|id| !id.is_empty()).unwrap_or(first) } else { first };
-        Some(stored_user(&chosen).into_owned())
+        Some(if first.1.is_empty() { named.find(|(_, id)| !id.is_empty()).unwrap_or(first) } else { first })
+    }
+
+    /// The claims that are read of a verified token.
+    pub fn claims(&self) -> impl Iterator<Item = &ClaimPath> {
+        let users = self.user.iter().filter_map(|source| match source {
+            UserSource::Jwt(path) => Some(path),
+            UserSource::Metadata(_) | UserSource::Principal | UserSource::Header(_) => None,
+        });
+        let tiers = self.tier.iter().filter_map(|source| match source {
+            TierSource::Jwt(path) => Some(path),
+            TierSource::Metadata(_) | TierSource::ApiKey | TierSource::Header(_) => None,
+        });
+        users.chain(tiers)
     }
 }
 
@@ -132,8 +165,18 @@ impl UserSource {
     fn read<'a>(&self, request: &Request<'a>) -> Option<Cow<'a, [u8]>> {
         match self {
             Self::Metadata(path) => path.read(request),
+            Self::Jwt(path) => request.claims?.find(path).map(Cow::Borrowed),
             Self::Principal => Some(request.principal).filter(|principal| !principal.is_empty()).map(Cow::Borrowed),
             Self::Header(name) => request.header(name),
+        }
+    }
+
+    fn kind(&self) -> UserFrom {
+        match self {
+            Self::Metadata(_) => UserFrom::Metadata,
+            Self::Jwt(_) => UserFrom::Jwt,
+            Self::Principal => UserFrom::Principal,
+            Self::Header(_) => UserFrom::Header,
         }
     }
 }

@@ -1,7 +1,8 @@
 //! A request as the policy sees it: borrowed bytes, whatever protocol they came in.
 //!
-//! Everything here but `id`, `extensions`, `peer`, `principal` and `metadata` was written by the client.
+//! Everything here but `id`, `extensions`, `peer`, `principal`, `metadata` and `claims` was written by the client.
 
+use super::claims::Claims;
 use std::borrow::Cow;
 use std::fmt::Debug;
 
@@ -26,6 +27,8 @@ pub struct Request<'a> {
     /// The identity in the client's verified certificate.
     pub principal: &'a [u8],
     pub metadata: Option<&'a dyn Metadata>,
+    /// Of a token that was verified; `None` where there is none, or it is not to be believed.
+    pub claims: Option<&'a Claims>,
 }
 
 /// Dynamic metadata that earlier Envoy filters left: trusted as far as the filter that wrote it.

@@ -1,6 +1,7 @@
 //! Tiers, and how a caller comes by one. Whatever is unknown, malformed or missing is the default tier, never more.
 
 use super::api_key::ApiKey;
+use super::claims::ClaimPath;
 use super::decision::FailurePolicy;
 use super::identity::MetadataPath;
 use super::limits::Limits;
@@ -36,6 +37,8 @@ pub struct Tier {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TierSource {
     Metadata(MetadataPath),
+    /// A claim of a token that was verified here.
+    Jwt(ClaimPath),
     /// What the operator says of the API key.
     ApiKey,
     /// A header, which the client writes unless Envoy overwrites it.
@@ -87,6 +90,7 @@ impl Tiers {
         for source in sources {
             let named = match source {
                 TierSource::Metadata(path) => path.read(request).and_then(|name| self.index(&name)),
+                TierSource::Jwt(path) => self.claimed_in_token(path, request),
                 TierSource::Header(name) => request.header(name).and_then(|name| self.index(&name)),
                 TierSource::ApiKey => {
                     after_key = true;
@@ -102,6 +106,10 @@ impl Tiers {
         if after_key { Claim::KeyFirst { otherwise: DEFAULT } } else { Claim::Settled(DEFAULT) }
     }
 
+    fn claimed_in_token(&self, path: &ClaimPath, request: &Request<'_>) -> Option<TierIndex> {
+        request.claims?.find(path).and_then(|name| self.index(name))
+    }
+
     /// As [`Tiers::claimed`], but who said it.
     pub(super) fn why(&self, sources: &[TierSource], request: &Request<'_>) -> Why {
         let at_key = sources.iter().position(|source| *source == TierSource::ApiKey);
@@ -109,6 +117,7 @@ impl Tiers {
             TierSource::Metadata(path) => {
                 path.read(request).and_then(|name| self.index(&name)).map(|_| TierFrom::Metadata)
             }
+            TierSource::Jwt(path) => self.claimed_in_token(path, request).map(|_| TierFrom::Jwt),
             TierSource::Header(name) => {
                 request.header(name).and_then(|name| self.index(&name)).map(|_| TierFrom::Header)
             }

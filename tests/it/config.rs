@@ -399,6 +399,28 @@ fn globs_of_any_kind_are_compiled_or_refused() {
     }
 }
 
+#[test]
+fn what_is_odd_about_the_verification_of_tokens_is_warned_of() {
+    let jwt =
+        |keys: &str, rest: &str| warnings(&format!("identity: {{jwt: {{{keys}, issuer: me, audiences: [a]}}{rest}}}"));
+    let user = ", user: [{jwt: sub}]";
+    assert_eq!(jwt("jwks_file: /k", user), "");
+    assert_eq!(jwt("jwks_url: 'http://127.0.0.1:80/keys'", user), "");
+    assert_eq!(jwt("jwks_url: 'https://issuer.example/keys'", ", user: [], tier: [{jwt: tier}]").lines().count(), 1);
+    assert_eq!(
+        jwt("jwks_url: 'http://issuer.example/keys'", user),
+        "identity.jwt.jwks_url: is fetched without TLS: whoever stands between chooses whose tokens are believed\n"
+    );
+    assert_eq!(
+        jwt("jwks_file: /k", ""),
+        "identity.jwt: is of no effect: neither identity.user nor identity.tier reads {jwt: …}\n"
+    );
+    assert_eq!(
+        jwt("jwks_file: /k", &format!("{user}, key: [bearer]")),
+        "identity.jwt.header: authorization is also where identity.key is read: each token is charged as an API key too\n"
+    );
+}
+
 proptest::proptest! {
     #![proptest_config(proptest::test_runner::Config::with_cases(200))]
 

@@ -22,6 +22,7 @@ mod dedupe;
 mod deny_cache;
 mod docs;
 mod fleet;
+mod jwt;
 mod keys;
 mod metrics;
 mod modules;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module and those it may use; see ARCHITECTURE.md for the reasons.
-const MAY_USE: [(&str, &[&str]); 16] = [
+const MAY_USE: [(&str, &[&str]); 17] = [
     ("bucket", &[]),
     ("policy", &["bucket"]),
     ("clock", &["bucket"]),
@@ -14,11 +14,12 @@ const MAY_USE: [(&str, &[&str]); 16] = [
     ("recent", &[]),
     ("store", &["bucket", "clock", "complaint", "recent"]),
     ("audit", &["bucket", "clock", "complaint", "metrics", "policy", "store"]),
-    ("limiter", &["bucket", "clock", "complaint", "metrics", "policy", "recent", "store"]),
+    ("jwt", &["bucket", "clock", "complaint", "metrics", "policy", "recent"]),
+    ("limiter", &["bucket", "clock", "complaint", "jwt", "metrics", "policy", "recent", "store"]),
     ("trace", &["bucket", "complaint", "limiter", "metrics", "policy"]),
-    ("ext_authz", &["audit", "bucket", "policy", "limiter", "metrics", "trace"]),
+    ("ext_authz", &["audit", "bucket", "jwt", "policy", "limiter", "metrics", "trace"]),
     ("server", &["complaint", "ext_authz", "metrics"]),
-    ("config", &["audit", "bucket", "policy", "store", "server", "trace"]),
+    ("config", &["audit", "bucket", "jwt", "policy", "store", "server", "trace"]),
     (
         "app",
         &[
@@ -32,6 +33,7 @@ const MAY_USE: [(&str, &[&str]); 16] = [
             "ext_authz",
             "server",
             "config",
+            "jwt",
             "trace",
         ],
     ),

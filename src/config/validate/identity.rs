@@ -1,5 +1,6 @@
 //! Where callers and their tiers are read, and warnings about what clients write themselves.
 
+use super::jwt::claim;
 use super::text::{count, each, header_name, texts};
 use crate::config::env::{Given, Overrides};
 use crate::config::fault::Report;
@@ -18,11 +19,12 @@ pub(super) fn sources(
     report: &mut Report,
 ) -> Option<Sources> {
     let ip = raw.and_then(|raw| raw.ip.as_ref());
+    let verified = raw.is_some_and(|raw| raw.jwt.is_some());
     Some(Sources {
-        user: users(stated(raw, base, |raw| raw.user.as_ref()), report),
+        user: users(stated(raw, base, |raw| raw.user.as_ref()), verified, report),
         key: keys(stated(raw, base, |raw| raw.key.as_ref()), report),
         ip: address(ip.and_then(|ip| ip.from.as_ref()), report),
-        tier: tiers(stated(raw, base, |raw| raw.tier.as_ref()), report),
+        tier: tiers(stated(raw, base, |raw| raw.tier.as_ref()), verified, report),
         digester: digester(raw, overrides, report),
         prefixes: prefixes(ip, report)?,
     })
@@ -37,11 +39,13 @@ fn stated<'r, T>(
     raw.and_then(&list).or_else(|| base.and_then(&list))
 }
 
-fn users(list: Option<&List<raw::UserSource>>, report: &mut Report) -> Vec<UserSource> {
+/// `verified`: whether tokens are verified here.
+fn users(list: Option<&List<raw::UserSource>>, verified: bool, report: &mut Report) -> Vec<UserSource> {
     let mut sources = Vec::new();
     each("identity.user", list, report, |path, source, report| {
         sources.extend(match source {
             raw::UserSource::Metadata(raw) => metadata(path, raw, report).map(UserSource::Metadata),
+            raw::UserSource::Jwt(raw) => claim(path, raw, verified, report).map(UserSource::Jwt),
             raw::UserSource::Principal => Some(UserSource::Principal),
             raw::UserSource::Header(name) => client_header(path, name, report).map(UserSource::Header),
         });
@@ -60,11 +64,12 @@ fn keys(list: Option<&List<raw::KeySource>>, report: &mut Report) -> Vec<KeySour
     sources
 }
 
-fn tiers(list: Option<&List<raw::TierSource>>, report: &mut Report) -> Vec<TierSource> {
+fn tiers(list: Option<&List<raw::TierSource>>, verified: bool, report: &mut Report) -> Vec<TierSource> {
     let mut sources = Vec::new();
     each("identity.tier", list, report, |path, source, report| {
         sources.extend(match source {
             raw::TierSource::Metadata(raw) => metadata(path, raw, report).map(TierSource::Metadata),
+            raw::TierSource::Jwt(raw) => claim(path, raw, verified, report).map(TierSource::Jwt),
             raw::TierSource::ApiKey => Some(TierSource::ApiKey),
             raw::TierSource::Header(name) => client_header(path, name, report).map(TierSource::Header),
         });

@@ -68,6 +68,8 @@ pub(super) fn settings(
         log: log?,
         audit: audit?,
         traces: traces?,
+        // It goes with the sources of identities.
+        jwt: None,
     })
 }
 

@@ -99,9 +99,11 @@ impl Handshakes {
         match result {
             // Load balancers do so to learn whether the port is open.
             Handshake::Left => tracing::debug!(listener, peer, why, "a client left during its TLS handshake"),
-            _ => self.0.complaint.say(|more| {
-                tracing::warn!(listener, peer, result = word, why, more, "a TLS handshake failed");
-            }),
+            _ => {
+                self.0.complaint.say(|more| {
+                    tracing::warn!(listener, peer, result = word, why, more, "a TLS handshake failed");
+                });
+            }
         }
         if let Some(socket) = socket {
             tokio::select! {

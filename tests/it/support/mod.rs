@@ -5,6 +5,8 @@ pub mod admin;
 pub mod cluster;
 pub mod collector;
 mod eventually;
+pub mod issuer;
+pub mod jwks_server;
 pub mod redis;
 pub mod sentinel;
 pub mod service;
