@@ -4,6 +4,7 @@ use super::promql;
 use crate::support::admin::get;
 use crate::support::redis::Server;
 use crate::support::service::{Tidegate, block_on, check, client};
+use crate::support::tls::{Authority, Files};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
@@ -27,13 +28,21 @@ pub fn exposed() -> &'static BTreeMap<String, Labels> {
     })
 }
 
-/// The page, after one check.
+/// The pages of one service after a check, and of one that serves TLS.
 fn metrics() -> String {
+    let files = Files::new();
+    let (cert, key) = files.write_pair("server", &Authority::new().server());
+    let serving_tls = Tidegate::start(&format!("tls: {{cert: {cert:?}, key: {key:?}}}\n"));
+    plain() + &get(serving_tls.admin, "/metrics").body
+}
+
+fn plain() -> String {
     let server = Server::start(&[]);
     let folder = tempfile::tempdir().unwrap();
-    // Nobody collects the spans, and nobody need.
+    // Nobody collects the spans or has keys, and nobody need.
     let config = format!(
         "redis: {{urls: ['{}'], timeout: 10s}}\non_store_error: local\nreplicas_hint: 1\ndedupe: true\n\
+         identity: {{jwt: {{jwks_url: 'http://127.0.0.1:1/keys', issuer: 'https://a', audiences: [a]}}}}\n\
          traces: {{endpoint: 'http://127.0.0.1:1'}}\n\
          audit: {{sinks: [{{file: {{path: {}}}}}, {{redis_stream: {{}}}}]}}\n",
         server.url(),
