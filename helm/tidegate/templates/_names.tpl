@@ -109,7 +109,7 @@ annotations:
 {{- end -}}
 {{- end -}}
 
-{{/* The names of Services as others in the cluster know them. No cluster domain: it need not be cluster.local. */}}
+{{/* The name of the Service as others in the cluster know it. */}}
 {{- define "tidegate.host" -}}
 {{- printf "%s.%s.svc" (include "tidegate.fullname" .) (include "tidegate.namespace" .) -}}
 {{- end -}}

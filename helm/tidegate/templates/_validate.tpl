@@ -104,6 +104,12 @@ What values.schema.json cannot say, as it is about several values: all faults at
 {{- if and .Values.podDisruptionBudget.minAvailable (kindIs "float64" .Values.podDisruptionBudget.minAvailable) (ge (.Values.podDisruptionBudget.minAvailable | int) (ternary (.Values.autoscaling.minReplicas | int) (.Values.replicaCount | int) .Values.autoscaling.enabled)) -}}
 {{- $faults = append $faults "podDisruptionBudget.minAvailable: is as many as there are replicas, so no node could ever be drained" -}}
 {{- end -}}
+{{- if and .Values.preStopSleepSeconds (semverCompare "<1.30.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- $faults = append $faults (printf "preStopSleepSeconds: needs Kubernetes 1.30; this is %s" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if and .Values.service.trafficDistribution (semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- $faults = append $faults (printf "service.trafficDistribution: needs Kubernetes 1.31; this is %s" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
 {{- if and .Values.monitoring.podMonitor.enabled .Values.monitoring.serviceMonitor.enabled -}}
 {{- $faults = append $faults "monitoring: podMonitor and serviceMonitor together count everything twice; keep one" -}}
 {{- end -}}
