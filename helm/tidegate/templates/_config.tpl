@@ -82,6 +82,7 @@ of it rolls the pods, which is never wrong. tests/chart holds this to src/config
 {{- define "tidegate.config.fixed" -}}
 {{- $config := include "tidegate.config" . | fromYaml -}}
 {{- $fixed := omit $config "default_tier" "allow_generous_default" "tiers" "identity" "api_keys" "users" "rules" "headers" "error_answer" "strip_api_key" "suspended_answer" "on_store_error" "replicas_hint" "mode" -}}
+{{- $_ := set $fixed "log" (omit $fixed.log "filter") -}}
 {{- with $fixed.redis -}}
 {{- $_ := set $fixed "redis" (omit . "username" "tls") -}}
 {{- end -}}

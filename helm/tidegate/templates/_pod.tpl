@@ -52,7 +52,7 @@ changes when the Secret does.
 {{- with include "tidegate.secrets" . | fromYamlArray }}
 - name: secrets
   projected:
-    defaultMode: 0440
+    defaultMode: 288 # 0440
     sources:
     {{- range . }}
     - secret:
@@ -66,13 +66,13 @@ changes when the Secret does.
 - name: redis-tls
   secret:
     secretName: {{ .Values.redis.tls.existingSecret }}
-    defaultMode: 0440
+    defaultMode: 288 # 0440
 {{- end }}
 {{- if .Values.tls.enabled }}
 - name: tls
   secret:
     secretName: {{ .Values.tls.existingSecret }}
-    defaultMode: 0440
+    defaultMode: 288 # 0440
 {{- end }}
 {{- with .Values.extraVolumes }}
 {{ toYaml . }}
