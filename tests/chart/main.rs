@@ -14,6 +14,7 @@ mod config;
 mod manifests;
 mod mesh;
 mod names;
+mod pod;
 mod readme;
 mod refused;
 mod rolling;

@@ -169,6 +169,11 @@ fn is_understood(path: &Path) -> bool {
     there
 }
 
+/// The value of `name:value` among lines.
+pub fn field(lines: &str, name: &str) -> Option<String> {
+    lines.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim().to_owned()))
+}
+
 /// A file with this text, which is gone when it is dropped.
 pub fn written(text: &str) -> NamedTempFile {
     let mut file = NamedTempFile::new().unwrap();
