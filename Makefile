@@ -1,6 +1,13 @@
 # The verbs of this project, for people and for CI.
 .DEFAULT_GOAL := help
-.PHONY: help run test test-faults check bench fmt
+.PHONY: help run test test-chart test-faults check bench fmt
+
+# Finds or fetches what tests run, and tells them by the environment.
+tools = envoy=$$(scripts/tool envoy) && redis=$$(scripts/tool redis-server) && \
+	promtool=$$(scripts/tool promtool) && helm=$$(scripts/tool helm) && helm3=$$(scripts/tool helm3) && \
+	kubernetes_validate=$$(scripts/tool kubernetes-validate) && \
+	ENVOY=$$envoy REDIS_SERVER=$$redis PROMTOOL=$$promtool HELM=$$helm HELM3=$$helm3 \
+	KUBERNETES_VALIDATE=$$kubernetes_validate
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -8,10 +15,11 @@ help: ## Say what there is
 run: ## Run tidegate behind Envoy and show a burst running into the limit
 	@scripts/run
 
-test: ## Run all tests, those with a real Redis, a real Envoy and promtool included
-	@envoy=$$(scripts/tool envoy) && redis=$$(scripts/tool redis-server) && \
-		promtool=$$(scripts/tool promtool) && \
-		ENVOY=$$envoy REDIS_SERVER=$$redis PROMTOOL=$$promtool cargo test
+test: ## Run all tests, those with a real Redis, a real Envoy, promtool and helm included
+	@$(tools) cargo test
+
+test-chart: ## Run the tests of the Helm chart alone
+	@$(tools) cargo test --test chart
 
 test-faults: ## Break Redis in every way under load, which takes minutes, and write target/faults.md
 	@redis=$$(scripts/tool redis-server) && rm -f target/faults.md && \
