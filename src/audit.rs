@@ -119,14 +119,15 @@ impl Audit {
 
     /// Tells of a check that was refused, would have been in shadow mode, or was let pass without the store.
     ///
-    /// `source` is who said how the buckets stand, `digester` what hides users, and `excerpt` what is told of the request.
+    /// `source` is who said how the buckets stand, `digester` what hides users, and `excerpt` gives
+    /// what is told of the request, where it is.
     pub fn checked(
         &self,
         plan: &Plan<'_>,
         decision: &Decision,
         source: Source,
         digester: &Digester,
-        excerpt: Option<Excerpt>,
+        excerpt: impl FnOnce() -> Excerpt,
     ) {
         let Some((event, reason)) = verdict(decision) else { return };
         self.metrics.audit.happened(event);
@@ -151,7 +152,10 @@ impl Audit {
                 return;
             }
         }
-        self.push(Event { at, told: Told::Answer { who: Kept::from(&who), numbers, excerpt, repeats: None } });
+        self.push(Event {
+            at,
+            told: Told::Answer { who: Kept::from(&who), numbers, excerpt: Some(excerpt()), repeats: None },
+        });
     }
 
     /// Another configuration is in force. `hash` is that of its text, `cause` what asked for it.

@@ -107,9 +107,8 @@ fn alone(requests: &[Bytes], fold: Duration) -> f64 {
     let decisions: Vec<_> = plans.iter().map(|plan| decide(plan, Ok(Some(&taken)))).collect();
     let begun = Instant::now();
     for place in (0..plans.len()).cycle().take(usize::try_from(DENIALS).unwrap()) {
-        let excerpt = Some(Excerpt::of(&read[place]));
         let digester = &policy.sources.digester;
-        audit.checked(&plans[place], &decisions[place], metrics::Source::Store, digester, excerpt);
+        audit.checked(&plans[place], &decisions[place], metrics::Source::Store, digester, || Excerpt::of(&read[place]));
     }
     let took = begun.elapsed().as_nanos() as f64 / DENIALS as f64;
     // What waits, or is counted, is given up at the end and so dropped.

@@ -155,7 +155,7 @@ impl Authorization for Empty {
         Ok(tonic::Response::new(CheckResponse {
             status: Some(Status { code: 0 }),
             http_response: Some(HttpResponse::OkResponse(OkHttpResponse::default())),
-            dynamic_metadata: None,
+            dynamic_metadata: bytes::Bytes::new(),
         }))
     }
 }

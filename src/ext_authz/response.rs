@@ -3,15 +3,15 @@
 //! In Envoy it is `status.code` that decides: with 0, even a `denied_response` lets the request pass.
 
 use super::headers::{self, number, replace};
+use super::metadata;
 use super::proto::{
-    CheckResponse, DeniedHttpResponse, FieldEntry, HeaderValueOption, HttpStatus, OkHttpResponse, Status as RpcStatus,
-    StatusCode, Struct, Value, check_response::HttpResponse, value::Kind,
+    CheckResponse, DeniedHttpResponse, HeaderValueOption, HttpStatus, OkHttpResponse, Status as RpcStatus, StatusCode,
+    check_response::HttpResponse,
 };
-use crate::bucket::{Dimension, Key};
-use crate::limiter::counted_as;
+use crate::bucket::Dimension;
 use crate::policy::Plan;
 use crate::policy::api_key::Digester;
-use crate::policy::decision::{Answers, Decision, ErrorAnswer, Mode, Outcome, Standing, SuspendedAnswer};
+use crate::policy::decision::{Answers, Decision, ErrorAnswer, Outcome, Standing, SuspendedAnswer};
 use bytes::Bytes;
 use std::fmt::Write as _;
 use tonic::{Code, Status};
@@ -73,7 +73,7 @@ fn passed<'a, K: Iterator<Item = &'a str>>(
         ok.headers_to_remove.extend(wording.key_headers.map(|name| Bytes::copy_from_slice(name.as_bytes())));
     }
     ok.response_headers_to_add = limit_headers(plan, decision, wording.answers);
-    answer(Code::Ok, HttpResponse::OkResponse(ok), metadata(plan, decision, wording.digester))
+    answer(Code::Ok, HttpResponse::OkResponse(ok), metadata::write(plan, decision, wording.digester))
 }
 
 fn denied<K>(plan: &Plan<'_>, decision: &Decision, wording: &Wording<'_, K>) -> CheckResponse {
@@ -86,7 +86,7 @@ fn denied<K>(plan: &Plan<'_>, decision: &Decision, wording: &Wording<'_, K>) -> 
         fields.extend(retry_after.map(|seconds| replace(headers::GRPC_PUSHBACK, number(seconds.saturating_mul(1000)))));
     }
     let response = http(StatusCode::TooManyRequests, fields, denied_body(&decision.outcome));
-    let metadata = metadata(plan, decision, wording.digester);
+    let metadata = metadata::write(plan, decision, wording.digester);
     answer(Code::ResourceExhausted, HttpResponse::DeniedResponse(response), metadata)
 }
 
@@ -104,14 +104,14 @@ fn suspended<K>(plan: &Plan<'_>, decision: &Decision, wording: &Wording<'_, K>) 
         }
     }
     let response = http(status, fields, Bytes::from_static(br#"{"error":"api_key_suspended"}"#));
-    answer(code, HttpResponse::DeniedResponse(response), metadata(plan, decision, wording.digester))
+    answer(code, HttpResponse::DeniedResponse(response), metadata::write(plan, decision, wording.digester))
 }
 
 fn unavailable(plan: &Plan<'_>, decision: &Decision, digester: &Digester) -> CheckResponse {
     let fields = vec![replace(headers::RETRY_AFTER, number(RETRY_STORE_AFTER))];
     let body = Bytes::from_static(br#"{"error":"rate_limiter_unavailable"}"#);
     let response = http(StatusCode::ServiceUnavailable, fields, body);
-    answer(Code::Unavailable, HttpResponse::ErrorResponse(response), metadata(plan, decision, digester))
+    answer(Code::Unavailable, HttpResponse::ErrorResponse(response), metadata::write(plan, decision, digester))
 }
 
 fn http(code: StatusCode, mut headers: Vec<HeaderValueOption>, body: Bytes) -> DeniedHttpResponse {
@@ -119,11 +119,11 @@ fn http(code: StatusCode, mut headers: Vec<HeaderValueOption>, body: Bytes) -> D
     DeniedHttpResponse { status: Some(HttpStatus { code: code.into() }), headers, body }
 }
 
-fn answer(code: Code, response: HttpResponse, metadata: Struct) -> CheckResponse {
+fn answer(code: Code, response: HttpResponse, metadata: Bytes) -> CheckResponse {
     CheckResponse {
         status: Some(RpcStatus { code: code.into() }),
         http_response: Some(response),
-        dynamic_metadata: Some(metadata),
+        dynamic_metadata: metadata,
     }
 }
 
@@ -185,68 +185,14 @@ fn ietf_headers(standing: &Standing, decision: &Decision, fields: &mut Vec<Heade
     fields.push(replace(headers::IETF_LIMIT, format!(r#""{dimension}";r={remaining};t={effective}"#)));
 }
 
-/// What Envoy's access log can show under the namespace `envoy.filters.http.ext_authz`.
-fn metadata(plan: &Plan<'_>, decision: &Decision, digester: &Digester) -> Struct {
-    if !crate::metrics::OBSERVED {
-        return Struct::default();
-    }
-    let mut fields = Vec::with_capacity(12);
-    let mut text = |name: &'static str, value: Bytes| fields.push(field(name, Kind::StringValue(value)));
-    text("decision", Bytes::from_static(counted_as(&decision.outcome).word().as_bytes()));
-    text("tier", Bytes::copy_from_slice(plan.tier.as_bytes()));
-    if let Some(rule) = plan.rule {
-        text("rule", Bytes::copy_from_slice(rule.as_bytes()));
-    }
-    if let Some(name) = &plan.key_name {
-        text("key_name", Bytes::copy_from_slice(name.as_bytes()));
-    }
-    if let Some(kind) = decision.store_error {
-        text("store_error", Bytes::from_static(kind.as_bytes()));
-    }
-    let binding = decision.binding.and_then(|(place, _)| plan.charges.get(place));
-    let binding = binding.or_else(|| plan.never_fits().next());
-    if let Some(charge) = binding {
-        let dimension = charge.key.dimension;
-        text("dimension", Bytes::from_static(dimension.name().as_bytes()));
-        text("identity", hashed_identity(&charge.key, digester));
-    }
-    if let Some((_, standing)) = &decision.binding {
-        fields.push(field("limit", Kind::NumberValue(standing.limit as f64)));
-        fields.push(field("remaining", Kind::NumberValue(standing.remaining as f64)));
-    }
-    if let Some(seconds) = retry_after(&decision.outcome) {
-        fields.push(field("retry_after", Kind::NumberValue(seconds as f64)));
-    }
-    if decision.degraded() {
-        fields.push(field("degraded", Kind::BoolValue(true)));
-    }
-    if decision.mode == Mode::Shadow {
-        fields.push(field("shadow", Kind::BoolValue(true)));
-    }
-    Struct { fields }
-}
-
-fn field(name: &'static str, kind: Kind) -> FieldEntry {
-    FieldEntry { key: Bytes::from_static(name.as_bytes()), value: Some(Value { kind: Some(kind) }) }
-}
-
-/// A key's id is a digest already; the others are digested here, under the pepper if there is one, so that an access log
-/// names nobody.
-fn hashed_identity(key: &Key, digester: &Digester) -> Bytes {
-    match key.dimension {
-        Dimension::Key => Bytes::copy_from_slice(key.id().as_bytes()),
-        Dimension::User | Dimension::Ip => digester.digest(key.id().as_bytes()).to_string().into(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
     use super::*;
-    use crate::bucket::{Charge, Charges, Level, Quota, Source, Taken};
+    use crate::bucket::{Charge, Charges, Key, Level, Quota, Source, Taken};
+    use crate::ext_authz::proto::value::Kind;
     use crate::policy::Step;
-    use crate::policy::decision::FailurePolicy;
-    use crate::policy::decision::{Local, Unavailable, decide};
+    use crate::policy::decision::{FailurePolicy, Local, Mode, Unavailable, decide};
     use crate::policy::identity::Caller;
     use std::num::NonZeroU32;
 
@@ -319,9 +265,9 @@ mod tests {
         expected.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     }
 
-    fn metadata_of<'a>(response: &'a CheckResponse, name: &str) -> Option<&'a Kind> {
-        let fields = &response.dynamic_metadata.as_ref()?.fields;
-        fields.iter().find(|field| field.key == name)?.value.as_ref()?.kind.as_ref()
+    fn metadata_of(response: &CheckResponse, name: &str) -> Option<Kind> {
+        let fields = metadata::read(response).unwrap().fields;
+        fields.into_iter().find(|field| field.key == name)?.value?.kind
     }
 
     fn code(response: &CheckResponse) -> i32 {
@@ -338,8 +284,8 @@ mod tests {
         assert_eq!(pairs(&ok.response_headers_to_add), expected);
         assert_eq!(ok.headers, []);
         assert_eq!(ok.headers_to_remove, ["x-ratelimit-degraded"], "a client's own is removed");
-        assert_eq!(metadata_of(&response, "decision"), Some(&Kind::StringValue("allowed".into())));
-        assert_eq!(metadata_of(&response, "remaining"), Some(&Kind::NumberValue(4.0)));
+        assert_eq!(metadata_of(&response, "decision"), Some(Kind::StringValue("allowed".into())));
+        assert_eq!(metadata_of(&response, "remaining"), Some(Kind::NumberValue(4.0)));
     }
 
     #[test]
@@ -357,9 +303,9 @@ mod tests {
             ("content-type", "application/json"),
         ]);
         assert_eq!(pairs(&denied.headers), expected);
-        assert_eq!(metadata_of(&response, "retry_after"), Some(&Kind::NumberValue(1.0)));
+        assert_eq!(metadata_of(&response, "retry_after"), Some(Kind::NumberValue(1.0)));
         let identity = metadata_of(&response, "identity");
-        assert_eq!(identity, Some(&Kind::StringValue("00112233445566778899aabbccddeeff".into())));
+        assert_eq!(identity, Some(Kind::StringValue("00112233445566778899aabbccddeeff".into())));
     }
 
     #[test]
@@ -380,7 +326,7 @@ mod tests {
         assert_eq!(denied.body, r#"{"error":"rate_limit_exceeded","never_fits":true,"limits":["user"]}"#);
         let names: Vec<String> = pairs(&denied.headers).into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["x-ratelimit-limit", "x-ratelimit-remaining", "grpc-status", "content-type"]);
-        assert_eq!(metadata_of(&response, "decision"), Some(&Kind::StringValue("never_fits".into())));
+        assert_eq!(metadata_of(&response, "decision"), Some(Kind::StringValue("never_fits".into())));
     }
 
     #[test]
@@ -389,7 +335,7 @@ mod tests {
         for levels in [Some(DENIED), None] {
             let response = words(&plan, levels, Answers::default(), false).unwrap();
             assert_eq!(code(&response), 0);
-            assert_eq!(metadata_of(&response, "shadow"), Some(&Kind::BoolValue(true)));
+            assert_eq!(metadata_of(&response, "shadow"), Some(Kind::BoolValue(true)));
         }
     }
 
@@ -427,9 +373,9 @@ mod tests {
         assert_eq!(pairs(&ok.headers), owned(&[("x-ratelimit-degraded", "true")]));
         let told = owned(&[("x-ratelimit-limit", "5"), ("x-ratelimit-remaining", "4"), ("x-ratelimit-reset", "1")]);
         assert_eq!(pairs(&ok.response_headers_to_add), told);
-        assert_eq!(metadata_of(&response, "decision"), Some(&Kind::StringValue("allowed".into())));
-        assert_eq!(metadata_of(&response, "degraded"), Some(&Kind::BoolValue(true)));
-        assert_eq!(metadata_of(&response, "store_error"), Some(&Kind::StringValue("timeout".into())));
+        assert_eq!(metadata_of(&response, "decision"), Some(Kind::StringValue("allowed".into())));
+        assert_eq!(metadata_of(&response, "degraded"), Some(Kind::BoolValue(true)));
+        assert_eq!(metadata_of(&response, "store_error"), Some(Kind::StringValue("timeout".into())));
     }
 
     #[test]
@@ -439,13 +385,13 @@ mod tests {
         assert_eq!(denied.status.as_ref().unwrap().code, 429);
         assert_eq!(denied.body, r#"{"error":"rate_limit_exceeded","retry_after":3,"limits":["user","key"]}"#);
         assert_eq!(pairs(&denied.headers)[0], ("x-ratelimit-limit".into(), "5".into()));
-        assert_eq!(metadata_of(&response, "decision"), Some(&Kind::StringValue("denied".into())));
-        assert_eq!(metadata_of(&response, "degraded"), Some(&Kind::BoolValue(true)));
+        assert_eq!(metadata_of(&response, "decision"), Some(Kind::StringValue("denied".into())));
+        assert_eq!(metadata_of(&response, "degraded"), Some(Kind::BoolValue(true)));
 
         let shadowed = words_of_local(&local(Mode::Shadow, 4.0), 1.0);
         let Some(HttpResponse::OkResponse(ok)) = &shadowed.http_response else { panic!("{shadowed:?}") };
         assert_eq!(pairs(&ok.headers), owned(&[("x-ratelimit-degraded", "true")]));
-        assert_eq!(metadata_of(&shadowed, "decision"), Some(&Kind::StringValue("denied".into())));
+        assert_eq!(metadata_of(&shadowed, "decision"), Some(Kind::StringValue("denied".into())));
     }
 
     #[test]
@@ -456,7 +402,7 @@ mod tests {
         let Some(HttpResponse::ErrorResponse(error)) = &response.http_response else { panic!("{response:?}") };
         assert_eq!(error.status.as_ref().unwrap().code, 503);
         assert!(pairs(&error.headers).contains(&("retry-after".into(), "1".into())));
-        assert_eq!(metadata_of(&response, "decision"), Some(&Kind::StringValue("unavailable".into())));
+        assert_eq!(metadata_of(&response, "decision"), Some(Kind::StringValue("unavailable".into())));
     }
 
     #[test]
@@ -475,8 +421,8 @@ mod tests {
                 ..plan(Mode::Enforce, FailurePolicy::Allow, [1.0, 1.0])
             };
             let response = words(&plan, None, Answers { suspended: answer, ..Answers::default() }, grpc).unwrap();
-            assert_eq!(metadata_of(&response, "decision"), Some(&Kind::StringValue("suspended".into())));
-            assert_eq!(metadata_of(&response, "key_name"), Some(&Kind::StringValue("acme".into())));
+            assert_eq!(metadata_of(&response, "decision"), Some(Kind::StringValue("suspended".into())));
+            assert_eq!(metadata_of(&response, "key_name"), Some(Kind::StringValue("acme".into())));
             let Some(HttpResponse::DeniedResponse(denied)) = &response.http_response else { panic!("{response:?}") };
             assert_eq!(denied.body, r#"{"error":"api_key_suspended"}"#);
             (code(&response), denied.status.as_ref().unwrap().code, pairs(&denied.headers))

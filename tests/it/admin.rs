@@ -5,13 +5,14 @@ use crate::support::redis::Server;
 use crate::support::service::{Tidegate, block_on, check, client, program};
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use tidegate::ext_authz::metadata;
 use tidegate::ext_authz::proto::{CheckResponse, value::Kind};
 use tidegate::metrics::Decision;
 
-fn text<'a>(answer: &'a CheckResponse, name: &str) -> &'a str {
-    let fields = &answer.dynamic_metadata.as_ref().unwrap().fields;
-    match fields.iter().find(|field| field.key == name).and_then(|field| field.value.as_ref()?.kind.as_ref()) {
-        Some(Kind::StringValue(text)) => std::str::from_utf8(text).unwrap(),
+fn text(answer: &CheckResponse, name: &str) -> String {
+    let fields = metadata::read(answer).unwrap().fields;
+    match fields.into_iter().find(|field| field.key == name).and_then(|field| field.value?.kind) {
+        Some(Kind::StringValue(text)) => String::from_utf8(text.to_vec()).unwrap(),
         other => panic!("{name} is {other:?}"),
     }
 }

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use tidegate::audit::{Audit, Settings, SinkSettings};
 use tidegate::bucket::{Dimension, Key};
+use tidegate::ext_authz::metadata;
 use tidegate::ext_authz::proto::{CheckRequest, CheckResponse, value::Kind};
 use tidegate::metrics::Metrics;
 use tidegate::policy::api_key::Digester;
@@ -367,7 +368,7 @@ fn with_hash_users_a_user_is_told_by_the_digest_that_the_metadata_has() {
     let digest = Digester::new(Some(b"pepper")).digest(b"alice@example.com").to_string();
     let events = printed.events(2);
     assert!(events.iter().all(|event| event["identity"] == digest.as_str()), "{events:#?}");
-    let fields = &answers[9].dynamic_metadata.as_ref().unwrap().fields;
+    let fields = metadata::read(&answers[9]).unwrap().fields;
     let told = fields.iter().find(|field| field.key == "identity").unwrap().value.as_ref().unwrap();
     assert_eq!(told.kind, Some(Kind::StringValue(digest.into())));
     assert!(!printed.text().contains("alice"));

@@ -198,7 +198,7 @@ fn response(code: i32, http_response: ours::check_response::HttpResponse) -> our
     ours::CheckResponse {
         status: Some(ours::Status { code }),
         http_response: Some(http_response),
-        dynamic_metadata: Some(ours::Struct { fields: vec![entry] }),
+        dynamic_metadata: ours::Struct { fields: vec![entry] }.encode_to_vec().into(),
     }
 }
 

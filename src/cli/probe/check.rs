@@ -1,6 +1,7 @@
 //! One check of nobody's: a made-up request, and what came of it in words.
 
 use super::dial;
+use crate::ext_authz::metadata;
 use crate::ext_authz::proto::authorization_client::AuthorizationClient;
 use crate::ext_authz::proto::check_response::HttpResponse;
 use crate::ext_authz::proto::value::Kind;
@@ -64,7 +65,7 @@ impl Answer {
             Some(HttpResponse::ErrorResponse(_)) => Verdict::Failed,
             _ => Verdict::Denied,
         };
-        let fields = answer.dynamic_metadata.map(|told| told.fields).unwrap_or_default();
+        let fields = metadata::read(&answer).map(|told| told.fields).unwrap_or_default();
         let metadata = fields.into_iter().filter_map(|field| {
             let value = match field.value?.kind? {
                 Kind::StringValue(text) => String::from_utf8_lossy(&text).into(),

@@ -7,6 +7,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::NamedTempFile;
+use tidegate::ext_authz::metadata;
 use tidegate::ext_authz::proto::authorization_client::AuthorizationClient;
 use tidegate::ext_authz::proto::{
     Address, AttributeContext, CheckRequest, CheckResponse, HttpRequest, Peer, Request, SocketAddress, TextEntry,
@@ -184,8 +185,8 @@ pub async fn client(service: &Tidegate) -> AuthorizationClient<Channel> {
 
 /// What the access log would show under a name, as text.
 pub fn told(answer: &CheckResponse, name: &str) -> Option<String> {
-    let fields = &answer.dynamic_metadata.as_ref()?.fields;
-    match fields.iter().find(|field| field.key == name)?.value.as_ref()?.kind.as_ref()? {
+    let fields = metadata::read(answer).unwrap().fields;
+    match fields.into_iter().find(|field| field.key == name)?.value?.kind? {
         Kind::StringValue(text) => Some(String::from_utf8(text.to_vec()).unwrap()),
         Kind::NumberValue(number) => Some(number.to_string()),
         other => Some(format!("{other:?}")),
